@@ -1,0 +1,160 @@
+"""The tensors behind the blocks: K and V of all sequences in one pool, attended through block tables.
+
+The pool is one tensor,
+
+    [block, layer, k or v, kv_head, slot, head_dim]
+
+so that one block, with all its layers, is one contiguous piece of memory: to send it to another tier or worker is one
+copy. Inside a layer, the slots of one head lie behind each other, which is the order in which attention reads them.
+
+One block more than asked for is kept as scratch. Steps may be padded to a few fixed sizes (a captured CUDA graph can
+only replay a size that it has seen); the padding's K and V go to the scratch block, and nobody ever reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minikv.cache.attention import kernel
+from minikv.cache.blocks import blocks_for
+from minikv.cache.step import Piece
+from minikv.shape.model_shape import ModelShape
+
+
+@dataclass
+class StepTensors:
+    """What one step's forward pass and attention kernels read; filled by ``Paged.begin``, never by them.
+
+    With T tokens and S sequences (padding included). The kernels read nothing else about the batch. The three whole
+    numbers are known on the host, so that a kernel chooses its way without waiting for the device.
+    """
+
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    slots: Tensor  # [T] int64: block * block_size + slot, where the token's K and V go
+    query_starts: Tensor  # [S + 1] int32: sequence s has the tokens query_starts[s] : query_starts[s + 1]
+    context_lengths: Tensor  # [S] int32: tokens of s that have K and V once this step's are stored
+    block_tables: Tensor  # [S, widest] int32, rows padded with the scratch block
+    logit_rows: Tensor  # [rows] int64: the tokens whose logits are wanted
+    pieces: list[tuple[int, int, int]]  # on the host: (first token, tokens, context length) of each sequence
+    max_query_tokens: int
+    max_context_tokens: int
+
+
+class Paged:
+    """K and V in blocks. Who owns which block is decided elsewhere (blocks.py); here are only the bytes.
+
+    ``num_blocks`` blocks can be used (one more is allocated, as scratch). ``attention`` names the kernel: "reference",
+    "cpu", or "auto" for the fastest that can run here. ``bucket`` maps a number of tokens to the size that a step is
+    padded to; by default there is no padding.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        num_blocks: int,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        attention: str = "auto",
+        bucket: Callable[[int], int] = lambda tokens: tokens,
+    ) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"a pool needs at least one block of one slot, not {num_blocks} blocks of {block_size}")
+        self.shape, self.num_blocks, self.block_size = shape, num_blocks, block_size
+        self.device = torch.device(device)
+        self.pool = torch.zeros(
+            (num_blocks + 1, shape.layers, 2, shape.kv_heads, block_size, shape.head_dim), dtype=dtype, device=device
+        )
+        self.scratch = num_blocks
+        self.attention = kernel(attention, dtype, self.device)
+        self.bucket = bucket
+        self.step: StepTensors | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, all layers, K and V."""
+        return self.pool[0].nbytes
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (from, to): what a forked sequence does before it writes into a shared tail."""
+        if pairs:
+            source, target = (torch.tensor(side, device=self.device) for side in zip(*pairs, strict=True))
+            self.pool[target] = self.pool[source]
+
+    def begin(self, pieces: Sequence[Piece]) -> StepTensors:
+        """Say who is in the step. Every piece's table must have a block for each of its tokens.
+
+        Raises ValueError for an empty step, an empty piece or a table that is too short; nothing is changed then.
+        """
+        if not pieces:
+            raise ValueError("a step needs at least one piece")
+        tokens = sum(len(piece.tokens) for piece in pieces)
+        padded = max(self.bucket(tokens), tokens)
+        surplus = padded - tokens  # every surplus token is a sequence of its own, one token long, in the scratch block
+        num_sequences = len(pieces) + surplus
+        width = max(blocks_for(piece.end, self.block_size) for piece in pieces)
+
+        token_ids = np.zeros(padded, np.int64)
+        positions = np.zeros(padded, np.int64)
+        query_starts = np.empty(num_sequences + 1, np.int32)
+        query_starts[0] = 0
+        context_lengths = np.ones(num_sequences, np.int32)
+        tables = np.full((num_sequences, width), self.scratch, np.int32)
+        slots = np.full(padded, self.scratch * self.block_size, np.int64)
+        rows: list[int] = []
+        spans: list[tuple[int, int, int]] = []
+        first = 0
+        for i, piece in enumerate(pieces):
+            count, end = len(piece.tokens), piece.end
+            used = blocks_for(end, self.block_size)
+            if not count or piece.table is None or len(piece.table) < used:
+                have = 0 if piece.table is None else len(piece.table)
+                raise ValueError(f"sequence {piece.sequence!r}: {count} tokens up to {end} need {used} blocks, its table has {have}")
+            tables[i, :used] = np.frombuffer(piece.table.blocks, np.int32, used)
+            last = first + count
+            token_ids[first:last] = piece.tokens
+            if count == 1:  # decoding: the common case, without small array arithmetic
+                position = piece.start
+                positions[first] = position
+                slots[first] = tables[i, position // self.block_size] * self.block_size + position % self.block_size
+            else:
+                place = np.arange(piece.start, end)
+                positions[first:last] = place
+                slots[first:last] = tables[i, place // self.block_size] * np.int64(self.block_size) + place % self.block_size
+            query_starts[i + 1], context_lengths[i] = last, end
+            spans.append((first, count, end))
+            if piece.logits == "last":
+                rows.append(last - 1)
+            elif piece.logits == "all":
+                rows.extend(range(first, last))
+            first = last
+        if surplus:
+            query_starts[len(pieces) + 1 :] = np.arange(tokens + 1, padded + 1)
+            spans += [(token, 1, 1) for token in range(tokens, padded)]
+
+        send = self._send
+        self.step = StepTensors(
+            token_ids=send(token_ids), positions=send(positions), slots=send(slots), query_starts=send(query_starts),
+            context_lengths=send(context_lengths), block_tables=send(tables), logit_rows=send(np.array(rows, np.int64)),
+            pieces=spans,
+            max_query_tokens=max(count for _, count, _ in spans), max_context_tokens=max(end for _, _, end in spans),
+        )  # fmt: skip
+        return self.step
+
+    def _send(self, host: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(host)
+        if self.device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor.to(self.device)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store k, v in their slots, then attend; shapes as in ``model.transformer.KeyValueStore``."""
+        if self.step is None:
+            raise RuntimeError("attend before begin: say who is in the step first")
+        return self.attention(q, k, v, self.pool, layer, self.step)

@@ -1,0 +1,118 @@
+"""From logits to the next token.
+
+Greedy decoding takes the largest logit. Sampling draws from softmax(logits / temperature), perhaps only among the
+``top_k`` largest, or among the fewest tokens that together have ``top_p`` of the probability. The draw needs one
+random number, and that number is a hash of (seed, sample, index of the output token) and of nothing else: so a request
+samples the same text alone or in a batch, on a CPU or a GPU, preempted and recomputed or not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minikv.errors import RequestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a request's tokens are chosen and when it ends.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1.0 keep every token. ``n`` texts are sampled from one prompt.
+    ``seed`` None draws a seed when the request is added. The request ends after ``max_new_tokens``, at a token of
+    ``stop_tokens`` or at one of the model's own end-of-text tokens (unless ``ignore_eos``), or before the first of the
+    strings ``stop``. Raises RequestError for values that make no sense.
+    """
+
+    max_new_tokens: int = 16
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    n: int = 1
+    seed: int | None = None
+    stop_tokens: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop_tokens", "stop"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        whole = {"max_new_tokens": (self.max_new_tokens, 1), "top_k": (self.top_k, 0), "n": (self.n, 1)}
+        for name, (value, least) in whole.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise RequestError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        if not (isinstance(self.temperature, (int, float)) and 0 <= self.temperature < math.inf):
+            raise RequestError(f"temperature must be a number of at least 0, not {self.temperature!r}")
+        if not (isinstance(self.top_p, (int, float)) and 0 < self.top_p <= 1):
+            raise RequestError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
+        if self.seed is not None and not (isinstance(self.seed, int) and -(2**63) <= self.seed < 2**64):
+            raise RequestError(f"seed must be None or a whole number of at most 64 bits, not {self.seed!r}")
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise RequestError("a stop string must be a text with at least one character")
+
+
+def uniform(seed: int, sample: int, index: int) -> float:
+    """The random number in [0, 1) of output token ``index`` of sample number ``sample`` under ``seed``."""
+    digest = hashlib.sha256(struct.pack("<QQQ", seed % 2**64, sample, index)).digest()
+    return int.from_bytes(digest[:8], "little") / 2**64 * (1 - 2**-53)
+
+
+@dataclass(slots=True)
+class Draw:
+    """One token to be chosen: from which row of the step's logits, how, and with which random number."""
+
+    row: int
+    sampling: Sampling
+    seed: int
+    sample: int
+    index: int
+
+
+def choose(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
+    """Token and log-probability for each draw. logits [rows, vocab]; several draws may share a row.
+
+    The log-probability is that of the model itself (temperature 1, nothing cut off). Greedy rows are decided on the
+    logits' own device and come back in one transfer.
+    """
+    import torch
+
+    rows = [draw.row for draw in draws]
+    picked = logits if rows == list(range(logits.shape[0])) else logits[torch.tensor(rows, device=logits.device)]
+    tokens = picked.argmax(-1)  # [draws]
+    for i, draw in enumerate(draws):
+        if draw.sampling.temperature > 0:
+            tokens[i] = _sample(picked[i], draw.sampling, uniform(draw.seed, draw.sample, draw.index))
+    compute = picked.to(torch.promote_types(picked.dtype, torch.float32))
+    logprobs = compute.gather(-1, tokens[:, None]).squeeze(-1) - compute.logsumexp(-1)
+    return tokens.tolist(), logprobs.tolist()
+
+
+def _sample(logits: Tensor, sampling: Sampling, number: float) -> Tensor:
+    """The token whose stretch of the cumulative distribution holds ``number``; logits [vocab]. Computed in float64.
+
+    The distribution is laid out in the order of the vocabulary, not of the probabilities: two logits that swap ranks
+    by a rounding error then move no other token's stretch.
+    """
+    import torch
+
+    scaled = logits.double() / sampling.temperature
+    if 0 < sampling.top_k < scaled.numel():
+        least = scaled.topk(sampling.top_k).values[-1]
+        scaled = scaled.masked_fill(scaled < least, -math.inf)
+    probability = scaled.softmax(-1)
+    if sampling.top_p < 1:
+        ordered, order = probability.sort(descending=True, stable=True)
+        before = ordered.cumsum(-1) - ordered  # probability of everything more likely
+        probability[order[before >= sampling.top_p]] = 0
+    cumulative = probability.cumsum(-1)
+    token = torch.searchsorted(cumulative, cumulative[-1:] * number, right=True)
+    return token[0].clamp(max=scaled.numel() - 1)

@@ -1,0 +1,283 @@
+"""Where a model's weights come from: the bundled folder, a Hugging Face folder, or a seed.
+
+A Hugging Face folder is config.json (the sizes), one or several *.safetensors (the weights) and, if it has one, a
+tokenizer.json. Weights are read from safetensors only: that format is a table of numbers, whereas a pickle is a program.
+Whatever a config asks for that this forward pass does not do is refused by name. A model that loads and is subtly
+wrong would be worse than one that does not load.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from minikv.errors import ModelError
+from minikv.model.tokenizer import Tokenizer
+from minikv.model.transformer import Transformer
+from minikv.shape.model_shape import ModelShape
+
+BUNDLED = Path(__file__).parent / "bundled"
+
+FAMILIES = {"llama": {}, "mistral": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}}
+
+# What a config may say besides its sizes. Keys that change nothing in inference, and keys that must have one value.
+_HARMLESS = frozenset(
+    """_name_or_path _attn_implementation architectures attention_dropout bos_token_id chunk_size_feed_forward dtype eos_token_id
+    id2label initializer_range is_decoder is_encoder_decoder is_llama_config label2id max_window_layers model_type output_attentions
+    output_hidden_states pad_token_id problem_type return_dict tokenizer_class torch_dtype transformers_version transformers.js_config
+    unk_token_id use_cache""".split()
+)
+_SIZES = frozenset(
+    """head_dim hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers num_key_value_heads
+    rms_norm_eps rope_theta rope_parameters rope_scaling tie_word_embeddings vocab_size layer_types sliding_window
+    use_sliding_window""".split()
+)
+_MUST_BE = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_interleaved": False}
+
+
+def load(
+    path: str | Path | None = None,
+    *,
+    shape: ModelShape | None = None,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+) -> Model:
+    """A model, ready to run: the bundled one, one from a Hugging Face folder, or random weights of a shape.
+
+    ``path`` is a folder with config.json and *.safetensors of the Llama, Mistral, Qwen2 or Qwen3 family; ``shape``
+    asks for random weights from ``seed`` instead (give one of the two, or none for the bundled model). ``dtype`` is
+    float32 unless said otherwise (on a GPU: the dtype of the files). Raises ModelError, which says what is wrong with
+    the folder, file or shape.
+    """
+    if shape is not None:
+        if path is not None:
+            raise ModelError("give a path or a shape, not both: a path has its own weights, a shape gets random ones")
+        return Model(shape, random_weights(shape, seed), dtype or torch.float32, device)
+    folder = BUNDLED if path is None else Path(path)
+    shape, stop_tokens = read_config(folder)
+    weights = read_weights(folder, shape)
+    if dtype is None:
+        on_cpu = torch.device(device).type == "cpu"
+        dtype = torch.float32 if on_cpu else weights["model.embed_tokens.weight"].dtype
+    return Model(shape, weights, dtype, device, Tokenizer.from_folder(folder), stop_tokens)
+
+
+class Model(Transformer):
+    """A transformer with what belongs to it: its tokenizer (or None) and the ids that end a text."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        weights: dict[str, Tensor],
+        dtype: torch.dtype,
+        device: str | torch.device = "cpu",
+        tokenizer: Tokenizer | None = None,
+        stop_tokens: tuple[int, ...] = (),
+    ) -> None:
+        if not dtype.is_floating_point:
+            raise ModelError(f"a model computes in a floating-point dtype, not in {dtype}")
+        super().__init__(shape, weights, dtype, device)
+        self.tokenizer, self.stop_tokens = tokenizer, stop_tokens
+
+
+def random_weights(shape: ModelShape, seed: int = 0) -> dict[str, Tensor]:
+    """Random weights under Hugging Face names, the same for the same seed on every device: float32 on the CPU.
+
+    Projections have a standard deviation of 1/sqrt(inputs), so that activations keep their size from layer to layer;
+    the embedding is small, so that what comes out depends on the layers and not only on the last token.
+    """
+    if shape.mla_latent is not None:
+        raise ModelError(f"{shape.name} uses multi-head latent attention, which minikv computes sizes for but does not run")
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.ones(size) if name.endswith("norm.weight") else torch.randn(size, generator=generator) * scale
+        for name, size, scale in _tensors(shape)
+    }
+
+
+def _tensors(shape: ModelShape) -> list[tuple[str, tuple[int, ...], float]]:
+    """Name, size and random scale of every tensor of a shape, in the order of a forward pass."""
+    hidden, ffn, queries, keys = shape.hidden, shape.ffn, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    tensors: list[tuple[str, tuple[int, ...], float]] = [("model.embed_tokens.weight", (shape.vocab, hidden), 0.02)]
+    for i in range(shape.layers):
+        layer = f"model.layers.{i}."
+        tensors.append((layer + "input_layernorm.weight", (hidden,), 1.0))
+        for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+            tensors.append((layer + f"self_attn.{name}_proj.weight", (rows, hidden), hidden**-0.5))
+            if shape.qkv_bias:
+                tensors.append((layer + f"self_attn.{name}_proj.bias", (rows,), 0.1))
+            if shape.qk_norm and name != "v":
+                tensors.append((layer + f"self_attn.{name}_norm.weight", (shape.head_dim,), 1.0))
+        tensors.append((layer + "self_attn.o_proj.weight", (hidden, queries), queries**-0.5))
+        tensors.append((layer + "post_attention_layernorm.weight", (hidden,), 1.0))
+        tensors.append((layer + "mlp.gate_proj.weight", (ffn, hidden), hidden**-0.5))
+        tensors.append((layer + "mlp.up_proj.weight", (ffn, hidden), hidden**-0.5))
+        tensors.append((layer + "mlp.down_proj.weight", (hidden, ffn), ffn**-0.5))
+    tensors.append(("model.norm.weight", (hidden,), 1.0))
+    if not shape.tied:
+        tensors.append(("lm_head.weight", (shape.vocab, hidden), hidden**-0.5))
+    return tensors
+
+
+def read_config(folder: Path) -> tuple[ModelShape, tuple[int, ...]]:
+    """The shape and the end-of-text ids that ``folder``'s config.json describes.
+
+    Raises ModelError when there is none, when a size is missing or impossible, and for everything in it that minikv
+    does not compute: other architectures, rope scaling, sliding windows, biases elsewhere than on q, k, v, and keys
+    that it does not know.
+    """
+    config = _read_json(folder / "config.json", f"{folder} is no model folder")
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise ModelError(f"{folder}: unsupported architecture {family!r} (model_type); supported are {', '.join(FAMILIES)}")
+    for problem in _what_we_do_not_do(config, family):
+        raise ModelError(f"{folder}: config.json asks for {problem}, which minikv does not do; it would give wrong results")
+    try:
+        heads, hidden = config["num_attention_heads"], config["hidden_size"]
+        rope = config.get("rope_parameters") or {}
+        shape = ModelShape(
+            name=folder.name,
+            layers=config["num_hidden_layers"],
+            hidden=hidden,
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or hidden // heads,
+            vocab=config["vocab_size"],
+            ffn=config["intermediate_size"],
+            max_context=config["max_position_embeddings"],
+            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+            norm_eps=config.get("rms_norm_eps", 1e-6),
+            tied=config.get("tie_word_embeddings", False),
+            **FAMILIES[family],
+        )
+    except KeyError as missing:
+        raise ModelError(f"{folder}: config.json has no {missing}") from None
+    except (ValueError, TypeError, ZeroDivisionError) as wrong:
+        raise ModelError(f"{folder}: config.json describes an impossible model: {wrong}") from None
+    generation = folder / "generation_config.json"
+    extra = _read_json(generation, "").get("eos_token_id") if generation.exists() else None
+    return shape, _as_ids(config.get("eos_token_id")) + tuple(i for i in _as_ids(extra) if i not in _as_ids(config.get("eos_token_id")))
+
+
+def _as_ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _what_we_do_not_do(config: dict[str, Any], family: str) -> list[str]:
+    problems = []
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = config.get(key) or {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        extra = sorted(set(rope) - {"rope_type", "type", "rope_theta"})
+        if kind != "default" or extra:
+            problems.append(f"rope scaling ({key}: {json.dumps(rope)})")
+    # Qwen writes a window into the file and switches it off with a second key; Mistral has only the first one.
+    if config.get("sliding_window") is not None and config.get("use_sliding_window", family == "mistral"):
+        problems.append(f"a sliding window (sliding_window: {config['sliding_window']})")
+    elif config.get("use_sliding_window"):
+        problems.append("a sliding window (use_sliding_window: true)")
+    other_layers = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
+    if other_layers:
+        problems.append(f"layers other than full attention (layer_types: {', '.join(other_layers)})")
+    for key, value in _MUST_BE.items():
+        if key in config and config[key] not in (value, None):
+            problems.append(f"{key}: {config[key]!r}")
+    for key in sorted(set(config) - _HARMLESS - _SIZES - set(_MUST_BE)):
+        if config[key]:
+            problems.append(f"{key}: {config[key]!r} (a key that minikv does not know)")
+    return problems
+
+
+def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{otherwise}: there is no {path.name}") from None
+    except NotADirectoryError:
+        raise ModelError(f"{otherwise}: it is a file; give the folder that holds config.json and *.safetensors") from None
+    except (OSError, ValueError) as wrong:
+        raise ModelError(f"{path} cannot be read as JSON: {wrong}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} should hold a JSON object, not a {type(content).__name__}")
+    return content
+
+
+def read_weights(folder: Path, shape: ModelShape) -> dict[str, Tensor]:
+    """All tensors of ``folder``'s *.safetensors, checked against ``shape``.
+
+    Raises ModelError, naming the file or tensor, when a file is missing, truncated or no safetensors, and when a
+    tensor is missing, unexpected, given twice or of another size or no float.
+    """
+    weights: dict[str, Tensor] = {}
+    for file in _weight_files(folder):
+        try:
+            with safe_open(file, framework="pt") as handle:
+                for name in handle.keys():  # noqa: SIM118 (not a dict)
+                    if name in weights:
+                        raise ModelError(f"{file}: tensor {name} stands in two files")
+                    weights[name] = handle.get_tensor(name)
+        except (SafetensorError, OSError) as wrong:
+            raise ModelError(f"{file} is damaged or no safetensors file: {wrong}") from None
+    if shape.tied:
+        weights.pop("lm_head.weight", None)  # some files store the tied head a second time
+    for name in [name for name in weights if name.endswith("rotary_emb.inv_freq")]:
+        del weights[name]  # old files store the rotary speeds, which follow from rope_theta
+    wanted = {name: size for name, size, _ in _tensors(shape)}
+    for problem, names in (("lacks", wanted.keys() - weights.keys()), ("has unexpected", weights.keys() - wanted.keys())):
+        if names:
+            some = ", ".join(sorted(names)[:3])
+            raise ModelError(f"{folder} {problem} {len(names)} tensors for its config.json, among them {some}")
+    for name, size in wanted.items():
+        if tuple(weights[name].shape) != size:
+            raise ModelError(f"{folder}: {name} has the size {tuple(weights[name].shape)}, config.json says {size}")
+        if not weights[name].dtype.is_floating_point or weights[name].element_size() < 2:
+            raise ModelError(f"{folder}: {name} is stored as {weights[name].dtype}: quantized weights are not supported")
+    return weights
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = _read_json(index, "").get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(name, str) and Path(name).name == name for name in names.values()):
+            raise ModelError(f"{index} has no usable weight_map from tensor names to file names")
+        files = [folder / name for name in sorted(set(names.values()))]
+        for file in files:
+            if not file.exists():
+                raise ModelError(f"{folder}: {file.name} is named by {index.name} and missing")
+        return files
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"{folder} has no *.safetensors (other formats are not read: a pickle can run code)")
+    return files
+
+
+def save(model: Transformer, folder: str | Path) -> None:
+    """Write ``model`` as a Hugging Face folder: config.json and model.safetensors, in the model's dtype."""
+    folder, shape = Path(folder), model.shape
+    family = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
+    if shape.qk_norm and shape.qkv_bias:
+        raise ModelError("no Hugging Face family of ours has both normalised q, k and a bias on them")
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": [{"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[family]],
+        "model_type": family, "hidden_act": "silu", "hidden_size": shape.hidden, "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim, "vocab_size": shape.vocab, "max_position_embeddings": shape.max_context,
+        "rope_theta": shape.rope_theta, "rms_norm_eps": shape.norm_eps, "tie_word_embeddings": shape.tied,
+        "torch_dtype": str(model.dtype).removeprefix("torch."),
+        "eos_token_id": list(getattr(model, "stop_tokens", ())) or None,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    tensors = {name: weight.detach().to(device="cpu", dtype=model.dtype).contiguous().clone() for name, weight in model.named_weights()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
