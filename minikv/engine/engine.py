@@ -1,0 +1,332 @@
+"""The engine: many requests at once, step by step.
+
+    add      checks a request and queues it
+    step     plans, computes and books one step, and hands out what each request got
+    generate is a loop around the two
+
+Everything that could refuse a request happens in ``add``, before anything is touched, so that a bad request harms
+nobody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from minikv.cache.blocks import BlockPool, EvictionPolicy, blocks_for
+from minikv.cache.prefix import KeyChain, PrefixCache, namespace
+from minikv.engine.metrics import Stats
+from minikv.engine.request import Output, Request, State
+from minikv.engine.request import Sequence as Text
+from minikv.engine.runner import Runner, TorchRunner
+from minikv.engine.scheduler import Admission, Scheduler
+from minikv.errors import RequestError
+from minikv.model.sampling import Sampling
+
+if TYPE_CHECKING:
+    from minikv.model.weights import Model
+
+DEFAULT_POOL_BYTES = 512 * 2**20
+
+
+class Engine:
+    """Serves requests from one pool of KV blocks.
+
+    Give a ``model`` and the engine makes a ``TorchRunner`` for it, with ``num_blocks`` blocks of ``block_size`` tokens
+    (default: 512 MiB of them, at least one full context and at most sixteen), or give a ``runner`` of your own. A step computes at
+    most ``max_batch_tokens`` tokens, of at most ``max_batch_requests`` sequences (and never more sequences than
+    tokens). ``attention`` chooses the kernel. ``admission`` and ``eviction`` replace the policies. ValueError for sizes
+    that cannot work.
+    """
+
+    def __init__(
+        self,
+        model: Model | None = None,
+        *,
+        runner: Runner | None = None,
+        num_blocks: int | None = None,
+        block_size: int = 16,
+        max_batch_tokens: int = 512,
+        max_batch_requests: int = 64,
+        prefix_caching: bool = True,
+        tiers: Iterable[Any] = (),
+        attention: str = "auto",
+        admission: Admission | None = None,
+        eviction: EvictionPolicy | None = None,
+    ) -> None:
+        if (model is None) == (runner is None):
+            raise ValueError("give a model, or a runner, but not both")
+        if list(tiers):
+            raise ValueError("tiers below the pool are not there yet: leave tiers empty")
+        if runner is None:
+            assert model is not None
+            if num_blocks is None:
+                num_blocks = _default_blocks(model, block_size)
+            runner = TorchRunner(model, num_blocks, block_size, attention)
+        self.runner = runner
+        self.pool = BlockPool(runner.num_blocks, runner.block_size, eviction)
+        self.prefix = PrefixCache(self.pool) if prefix_caching else None
+        self.scheduler = Scheduler(self.pool, self.prefix, max_batch_tokens, max_batch_requests, admission)
+        self._requests: dict[Hashable, Request] = {}
+        self._content = namespace(**runner.content()).decode()
+        self._computed_tokens = self._generated_tokens = self._steps = 0
+        self._next_id = 0
+
+    # ---------------------------------------------------------------- requests
+
+    def add(
+        self,
+        request_id: Hashable,
+        prompt: str | Sequence[int],
+        sampling: Sampling | None = None,
+        salt: str | None = None,
+        now: float | None = None,
+    ) -> None:
+        """Queue a request. ``prompt`` is text or token ids; requests of different ``salt`` never share cached blocks.
+
+        ``now`` is its time of arrival on the runner's clock (default: now). Raises RequestError, with nothing changed:
+        empty prompt, token outside the vocabulary, text without a tokenizer, senseless sampling, more tokens than the
+        model's context or the pool can hold, or an id that is in use.
+        """
+        sampling = sampling or Sampling()
+        tokens = self._check(prompt, sampling)
+        if request_id in self._requests:
+            raise RequestError(f"request id {request_id!r} is in use; wait until it has finished, abort it, or choose another id")
+        self._queue(request_id, tokens, sampling, salt, now)
+
+    def _queue(self, request_id: Hashable, tokens: list[int], sampling: Sampling, salt: str | None, now: float | None) -> Request:
+        stop = frozenset(sampling.stop_tokens) | (frozenset() if sampling.ignore_eos else frozenset(self.runner.stop_tokens))
+        arrived = self.runner.now() if now is None else now
+        request = Request(request_id, tokens, sampling, salt, arrived, stop)
+        request.namespace = self._namespace(salt)
+        self._requests[request_id] = request
+        self._join(request, Text(request, 0, self.pool.block_size))
+        self.scheduler.add(request.sequences[0])
+        return request
+
+    def _join(self, request: Request, text: Text) -> None:
+        request.sequences.append(text)
+        if self.runner.tokenizer is not None:
+            text.text_stream = self.runner.tokenizer.stream()
+            text.output.text = ""
+
+    def _check(self, prompt: str | Sequence[int], sampling: Sampling) -> list[int]:
+        sampling.check()
+        runner, pool = self.runner, self.pool
+        if isinstance(prompt, str):
+            if runner.tokenizer is None:
+                raise RequestError("the prompt is text, but this model has no tokenizer; give token ids")
+            prompt = runner.tokenizer.encode(prompt)
+        if sampling.stop and runner.tokenizer is None:
+            raise RequestError("stop strings need a model with a tokenizer; use stop_tokens")
+        tokens = check_token_ids(prompt, runner.vocab)
+        stored = len(tokens) + sampling.max_new_tokens - 1  # the last generated token is never fed back
+        if stored > runner.max_context:
+            raise RequestError(
+                f"{len(tokens)} prompt tokens and {sampling.max_new_tokens} new ones need {stored} positions, more than the "
+                f"model's context of {runner.max_context}; shorten the prompt or lower max_new_tokens"
+            )
+        needed = blocks_for(stored, pool.block_size)
+        if needed > pool.num_blocks:
+            raise RequestError(
+                f"{len(tokens)} prompt tokens and {sampling.max_new_tokens} new ones need {needed} blocks of {pool.block_size}, "
+                f"the pool has {pool.num_blocks}; shorten the prompt, lower max_new_tokens or make the pool larger"
+            )
+        return tokens
+
+    def abort(self, request_id: Hashable) -> bool:
+        """End a request now, wherever it is, and give its blocks back. False when there is nothing to abort."""
+        try:
+            request = self._requests.pop(request_id, None)
+        except TypeError:  # not hashable: no request can have this id
+            return False
+        if request is None:
+            return False
+        for text in request.sequences:
+            if text.state is not State.FINISHED:
+                self.scheduler.finish(text)
+                text.output.finish_reason = "abort"
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request is waiting or running."""
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    @property
+    def next_event_at(self) -> float | None:
+        """When something that is under way will let a step run again (runner's clock); None when nothing is under way."""
+        return None
+
+    # ---------------------------------------------------------------- steps
+
+    def step(self, now: float | None = None) -> list[Output]:
+        """One step; returns the outputs that grew in it, with ``new_tokens`` and ``new_text``.
+
+        Returns an empty list at once when nothing can run, and also after a step that only computed a part of a prompt.
+        ``now`` is when the step begins, on the runner's clock.
+        """
+        plan = self.scheduler.plan()
+        if not plan.pieces:
+            return []
+        result = self.runner.execute(plan, self.runner.now() if now is None else now)
+        self.scheduler.commit(plan)
+        self._steps += 1
+        self._computed_tokens += plan.num_tokens
+        self._generated_tokens += len(result.tokens)
+        outputs = []
+        # Forks first: they copy the parent before it gets its own first token.
+        texts = [
+            text if draw.sample == text.sample else self._fork(text, draw.sample)
+            for text, draw in zip(plan.receivers, plan.draws, strict=True)
+        ]
+        for text, token, logprob in zip(texts, result.tokens, result.logprobs, strict=True):
+            self._give(text, token, logprob, result.ended_at)
+            outputs.append(text.output)
+        return outputs
+
+    def _fork(self, text: Text, sample: int) -> Text:
+        other = self.scheduler.fork(text, sample)
+        self._join(text.request, other)
+        return other
+
+    def _give(self, text: Text, token: int, logprob: float, at: float) -> None:
+        """Book one new token, and finish the sequence if it was the last."""
+        request, output = text.request, text.output
+        text.tokens.append(token)
+        output.tokens.append(token)
+        output.logprobs.append(logprob)
+        output.token_times_s.append(at - request.arrived_at)
+        output.new_tokens, output.new_text = [token], ""
+        ends = token in request.stop_tokens
+        if ends:
+            output.finish_reason = "stop"
+        elif len(output.tokens) == request.sampling.max_new_tokens:
+            output.finish_reason = "length"
+        if text.text_stream is not None:
+            self._give_text(text, token, ends)
+        if output.finish_reason is not None:
+            self.scheduler.finish(text)
+            if all(other.state is State.FINISHED for other in request.sequences):
+                del self._requests[request.request_id]
+
+    def _give_text(self, text: Text, token: int, ends: bool) -> None:
+        """Hand out the token's text, except what may still turn out to be the beginning of a stop string."""
+        output, stops = text.output, text.request.sampling.stop
+        known = text.held_text + ("" if ends else text.text_stream.push(token))
+        if output.finish_reason is not None:
+            known += text.text_stream.finish()
+        found = [place for stop in stops if (place := known.find(stop)) >= 0]
+        if found:
+            known, output.finish_reason = known[: min(found)], "stop"
+        hold = 0 if output.finish_reason is not None else _may_begin(stops, known)
+        output.new_text, text.held_text = known[: len(known) - hold], known[len(known) - hold :]
+        assert output.text is not None
+        output.text += output.new_text
+
+    def generate(self, prompts: Sequence[str | Sequence[int]] | str, sampling: Sampling | None = None) -> list[Output]:
+        """Run prompts (text or token ids) to their ends; outputs keep the order, n after each other per prompt.
+
+        All prompts are checked before any runs: RequestError names the first bad one. Requests that were added before
+        run along; their outputs are whoever's added them.
+        """
+        if isinstance(prompts, str):
+            raise RequestError("generate takes a list of prompts; write [prompt]")
+        sampling = sampling or Sampling()
+        checked = []
+        for place, prompt in enumerate(prompts):
+            if isinstance(prompt, int):
+                raise RequestError("generate takes a list of prompts; a single prompt of token ids is written [[...]]")
+            try:
+                checked.append(self._check(prompt, sampling))
+            except RequestError as wrong:
+                raise RequestError(f"prompt {place}: {wrong}") from None
+        requests = []
+        for tokens in checked:
+            while f"generate-{self._next_id}" in self._requests:
+                self._next_id += 1
+            requests.append(self._queue(f"generate-{self._next_id}", tokens, replace(sampling), None, None))
+            self._next_id += 1
+        try:
+            while any(request.request_id in self._requests for request in requests):
+                before = self._steps
+                self.step()
+                if self._steps == before:
+                    raise RuntimeError("nothing can run: the admission policy refuses every waiting request")
+        except BaseException:  # interrupted: nobody will ask for these outputs
+            for request in requests:
+                self.abort(request.request_id)
+            raise
+        return [text.output for request in requests for text in request.sequences]
+
+    # ---------------------------------------------------------------- looking in
+
+    def stats(self) -> Stats:
+        """The engine's counters as they are now."""
+        scheduler, pool = self.scheduler, self.pool
+        return Stats(
+            total_blocks=pool.num_blocks, free_blocks=pool.num_free, cached_blocks=pool.num_cached,
+            prompt_tokens=scheduler.prompt_tokens, hit_tokens=scheduler.hit_tokens,
+            computed_tokens=self._computed_tokens, generated_tokens=self._generated_tokens,
+            preemptions=scheduler.preemptions, evictions=pool.evictions, steps=self._steps,
+            running=len(scheduler.running), waiting=len(scheduler.waiting),
+        )  # fmt: skip
+
+    def check_integrity(self) -> None:
+        """AssertionError unless every block is in exactly one place, all counts add up, and no request is lost."""
+        self.scheduler.check_integrity()
+        alive = {id(text) for request in self._requests.values() for text in request.sequences if text.state is not State.FINISHED}
+        scheduled = {id(text) for text in self.scheduler.sequences()}
+        assert alive == scheduled, f"{len(alive)} sequences are alive and {len(scheduled)} are scheduled"
+        if not self.has_work:
+            assert self.pool.num_free == self.pool.num_blocks, "nobody is there, and yet blocks have owners"
+
+    def invalidate_cache(self) -> None:
+        """Forget all cached KV, for instance because the weights changed.
+
+        Raises RuntimeError while requests are running: their own KV would be a mixture of old and new weights.
+        """
+        if self.scheduler.running:
+            raise RuntimeError(f"{len(self.scheduler.running)} sequences are running; let them finish or abort them first")
+        if self.prefix is not None:
+            self.prefix.clear()
+        self.runner.weights_changed()
+        self._content = namespace(**self.runner.content()).decode()
+        for request in self._requests.values():  # those that wait look up under the new content
+            request.namespace = self._namespace(request.salt)
+            for text in request.sequences:
+                text.chain = KeyChain(request.namespace, self.pool.block_size)
+
+    def _namespace(self, salt: str | None) -> bytes:
+        return namespace(content=self._content, salt=salt)
+
+
+def check_token_ids(prompt: Sequence[int], vocab: int) -> list[int]:
+    """``prompt`` as a list of whole numbers in 0 .. vocab - 1; RequestError, naming the first wrong one, otherwise."""
+    try:
+        tokens = [token.__index__() for token in prompt]
+    except (TypeError, AttributeError):
+        raise RequestError("a prompt is text or a sequence of token ids (whole numbers)") from None
+    if not tokens:
+        raise RequestError("the prompt is empty: a model needs at least one token to predict the next")
+    if min(tokens) < 0 or max(tokens) >= vocab:
+        place, token = next((i, t) for i, t in enumerate(tokens) if not 0 <= t < vocab)
+        raise RequestError(f"token id {token} at place {place} is outside the vocabulary of {vocab} (0 to {vocab - 1})")
+    return tokens
+
+
+def _may_begin(stops: tuple[str, ...], text: str) -> int:
+    """Characters at the end of ``text`` that are the beginning of one of ``stops``."""
+    longest = max((len(stop) for stop in stops), default=0)
+    for length in range(min(longest - 1, len(text)), 0, -1):
+        if any(stop.startswith(text[-length:]) for stop in stops):
+            return length
+    return 0
+
+
+def _default_blocks(model: Model, block_size: int) -> int:
+    shape = model.shape
+    block_bytes = shape.kv_numbers_per_token * block_size * model.dtype.itemsize
+    context = blocks_for(shape.max_context, block_size)
+    return max(context, min(DEFAULT_POOL_BYTES // block_bytes, 16 * context))

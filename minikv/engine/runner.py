@@ -1,0 +1,86 @@
+"""Who computes a step: the scheduler plans, a runner executes, and the runner's clock says when it ended.
+
+The engine never asks what time it is. ``TorchRunner`` owns every tensor, runs the model and reads a real clock. Another
+runner may compute nothing and only say when the step would have ended on some other machine: the same engine and the
+same scheduler then simulate that machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from minikv.engine.scheduler import Plan
+
+if TYPE_CHECKING:
+    from minikv.model.weights import Model
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One token and its log-probability for each draw of the plan, and when the step ended (seconds, runner's clock)."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    ended_at: float
+
+
+class Runner(Protocol):
+    """What the engine needs of whoever computes. Times are seconds on the runner's own clock."""
+
+    num_blocks: int
+    block_size: int
+    vocab: int
+    max_context: int
+    tokenizer: Any
+    stop_tokens: tuple[int, ...]
+
+    def content(self) -> dict[str, str]:
+        """What K and V depend on besides the tokens: part of every prefix key."""
+        ...
+
+    def weights_changed(self) -> None:
+        """The weights were written to: ``content`` must be found anew."""
+        ...
+
+    def now(self) -> float: ...
+
+    def execute(self, plan: Plan, now: float) -> StepResult:
+        """Compute ``plan``, which begins at ``now``. When it raises, no token counts as computed."""
+        ...
+
+
+class TorchRunner:
+    """Runs ``model`` over a paged pool of ``num_blocks`` blocks on the model's own device and dtype."""
+
+    def __init__(self, model: Model, num_blocks: int, block_size: int, attention: str = "auto") -> None:
+        from minikv.cache.paged import Paged
+
+        self.model = model
+        self.kv = Paged(model.shape, num_blocks, block_size, model.dtype, model.device, attention)
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.vocab, self.max_context = model.shape.vocab, model.shape.max_context
+        self.tokenizer, self.stop_tokens = model.tokenizer, model.stop_tokens
+
+    def content(self) -> dict[str, str]:
+        return {"model": self.model.fingerprint, "dtype": str(self.kv.pool.dtype)}
+
+    def weights_changed(self) -> None:
+        self.model.weights_changed()
+
+    def now(self) -> float:
+        from time import perf_counter
+
+        return perf_counter()
+
+    def execute(self, plan: Plan, now: float) -> StepResult:
+        import torch
+
+        from minikv.model.sampling import choose
+
+        with torch.inference_mode():
+            self.kv.copy_blocks(plan.copies)
+            step = self.kv.begin(plan.pieces)
+            logits = self.model(step.token_ids, step.positions, self.kv, step.logit_rows)  # [rows, vocab]
+            tokens, logprobs = choose(logits, plan.draws) if plan.draws else ([], [])
+        return StepResult(tokens, logprobs, self.now())
