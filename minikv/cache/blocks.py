@@ -165,6 +165,7 @@ class BlockPool:
 
     def share(self, block: int) -> None:
         """One more owner for a block that is owned or cached (a prefix hit, a fork)."""
+        self._check_number(block)
         if self.references[block] == 0:
             if block not in self._cached:
                 raise ValueError(f"block {block} is free: there is nothing in it to share")
@@ -172,25 +173,36 @@ class BlockPool:
         self.references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One owner less for each block. Hand them over from a chain's tail to its head (see LeastRecentlyUsed)."""
-        for block in blocks:
-            if self.references[block] == 0:
-                raise ValueError(f"block {block} has no owner and cannot be released")
+        """One owner less for each block. Hand them over from a chain's tail to its head (see LeastRecentlyUsed).
+
+        ValueError, with nothing released, when one of them has no owner (or fewer than it is named).
+        """
+        blocks = tuple(blocks)
+        ownerless = []
+        for place, block in enumerate(blocks):
+            if not 0 <= block < self.num_blocks or self.references[block] == 0:
+                for released in blocks[:place]:
+                    self.references[released] += 1
+                raise ValueError(f"block {block} has no owner and cannot be released; the pool has blocks 0 to {self.num_blocks - 1}")
             self.references[block] -= 1
             if self.references[block] == 0:
-                if self.kept[block]:
-                    self._cached.add(block)
-                else:
-                    self._free.append(block)
+                ownerless.append(block)
+        for block in ownerless:
+            if self.kept[block]:
+                self._cached.add(block)
+            else:
+                self._free.append(block)
 
     def keep(self, block: int) -> None:
         """The owned block's content has a key now: from here on it is read-only, and cached when its owners go."""
+        self._check_number(block)
         if self.references[block] == 0 or self.kept[block]:
             raise ValueError(f"block {block} cannot be kept: {self.references[block]} owners, kept: {self.kept[block]}")
         self.kept[block] = True
 
     def forget(self, block: int) -> None:
         """The block's content lost its key: with owners it stays theirs, without it is free."""
+        self._check_number(block)
         if not self.kept[block]:
             raise ValueError(f"block {block} has no key to forget")
         self.kept[block] = False
@@ -201,6 +213,10 @@ class BlockPool:
     def writable(self, block: int) -> bool:
         """Only a block with one owner and no key may be written to: nobody else reads it."""
         return self.references[block] == 1 and not self.kept[block]
+
+    def _check_number(self, block: int) -> None:
+        if not 0 <= block < self.num_blocks:  # Python would take -1 for the last block
+            raise ValueError(f"there is no block {block}: the pool has blocks 0 to {self.num_blocks - 1}")
 
     def check_integrity(self, tables: Iterable[BlockTable] = ()) -> None:
         """AssertionError unless every block is in exactly one place and the owners are exactly ``tables``."""

@@ -23,7 +23,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from minikv.cache.blocks import BlockPool, BlockTable
@@ -45,15 +45,17 @@ def block_key(parent: bytes, tokens: bytes) -> bytes:
 class KeyChain:
     """The keys of one sequence's full blocks, computed once and extended as it grows.
 
-    ``keys[i]`` is the key of block i, ``chunks[i]`` its tokens as int64 bytes.
+    ``keys[i]`` is the key of block i, ``chunks[i]`` its tokens as int64 bytes. ``linked`` is the cache's entry for the
+    last block that has been hit or published: the one that the next is chained to.
     """
 
-    __slots__ = ("namespace", "block_size", "keys", "chunks", "_last")
+    __slots__ = ("namespace", "block_size", "keys", "chunks", "linked", "_last")
 
     def __init__(self, namespace: bytes, block_size: int) -> None:
         self.namespace, self.block_size = namespace, block_size
         self.keys: list[bytes] = []
         self.chunks: list[bytes] = []
+        self.linked: Entry | None = None
         self._last = hashlib.sha256(namespace).digest()
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -74,17 +76,22 @@ class KeyChain:
         """An independent chain with the same past: what a fork starts with."""
         other = KeyChain(self.namespace, self.block_size)
         other.keys, other.chunks, other._last = self.keys.copy(), self.chunks.copy(), self._last
+        other.linked = self.linked
         return other
 
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A cached block: where it is, and what must be equal for a hit. Entries are compared by identity."""
+    """A cached block: where it is, and what must be equal for a hit. Entries are compared by identity.
+
+    An entry whose parent goes has to go too: nobody could reach it any more. So all that is indexed can be found.
+    """
 
     block: int
     key: bytes
     parent: Entry | bytes  # the entry before it, or the namespace for a first block
     tokens: bytes
+    children: dict[Entry, None] = field(default_factory=dict)  # a set that keeps its order
 
 
 class Listener(Protocol):
@@ -134,56 +141,65 @@ class PrefixCache:
         full = min(table.num_tokens // table.block_size, len(chain.keys))
         if published >= full:
             return published
-        parent = self._parent(chain, published)
-        if parent is None:  # the block before was evicted meanwhile (it was somebody else's): link the chain anew
-            published, parent = 0, chain.namespace
+        parent: Entry | bytes = chain.namespace
+        if published and chain.linked is not None and self._by_block.get(chain.linked.block) is chain.linked:
+            parent = chain.linked
+        else:  # the block before was evicted meanwhile (it was somebody else's): link the chain anew
+            published = 0
         for i in range(published, full):
             entry = self._entries.get(chain.keys[i])
-            if entry is not None and entry.tokens == chain.chunks[i] and entry.parent != parent:
-                self._remove(entry)  # its parent is gone, so nobody could reach it
-                entry = None
-            if entry is None and not self.pool.kept[table.blocks[i]]:
+            if entry is None:
                 entry = self._insert(table.blocks[i], chain.keys[i], parent, chain.chunks[i])
-            if entry is None or entry.tokens != chain.chunks[i]:
+            elif entry.tokens != chain.chunks[i] or entry.parent != parent:
                 return i  # two contents with one key: what is behind cannot be chained
-            parent = entry
+            parent = chain.linked = entry
         return full
-
-    def _parent(self, chain: KeyChain, index: int) -> Entry | bytes | None:
-        if index == 0:
-            return chain.namespace
-        entry = self._entries.get(chain.keys[index - 1])
-        return entry if entry is not None and entry.tokens == chain.chunks[index - 1] else None
 
     def _insert(self, block: int, key: bytes, parent: Entry | bytes, tokens: bytes) -> Entry:
         self.pool.keep(block)
         entry = Entry(block, key, parent, tokens)
         self._entries[key] = self._by_block[block] = entry
+        if isinstance(parent, Entry):
+            parent.children[entry] = None
         for listener in self.listeners:
             listener.stored(key)
         return entry
+
+    def _evicted(self, block: int) -> None:
+        self._drop(self._by_block[block])
 
     def _remove(self, entry: Entry) -> None:
         self.pool.forget(entry.block)
         self._drop(entry)
 
-    def _evicted(self, block: int) -> None:
-        self._drop(self._by_block[block])
-
     def _drop(self, entry: Entry) -> None:
-        del self._entries[entry.key], self._by_block[entry.block]
-        for listener in self.listeners:
-            listener.removed(entry.key)
+        """Take ``entry`` out of the index, and before it whatever is chained to it."""
+        if isinstance(entry.parent, Entry):
+            del entry.parent.children[entry]
+        last_first = [entry]
+        for each in last_first:  # grows while it is walked
+            last_first += each.children
+            each.children = {}
+        for each in reversed(last_first):
+            if each is not entry:
+                self.pool.forget(each.block)
+            del self._entries[each.key], self._by_block[each.block]
+            for listener in self.listeners:
+                listener.removed(each.key)
 
     def clear(self) -> None:
         """Forget every key. Blocks keep their owners; those without become free."""
         for entry in list(self._entries.values()):
-            self._remove(entry)
+            if not isinstance(entry.parent, Entry):
+                self._remove(entry)
 
     def check_integrity(self) -> None:
         """AssertionError unless the index and the pool agree on which blocks have a key."""
         assert len(self._entries) == len(self._by_block), f"{len(self._entries)} keys for {len(self._by_block)} blocks"
         for key, entry in self._entries.items():
-            assert entry.key == key and self._by_block[entry.block] is entry, f"block {entry.block} is indexed under two keys"
+            assert entry.key == key, f"block {entry.block} is indexed under two keys"
+            assert self._by_block[entry.block] is entry, f"two keys lead to block {entry.block}"
+            parent = entry.parent
+            assert not isinstance(parent, Entry) or self._by_block.get(parent.block) is parent, f"block {entry.block} lost its parent"
         kept = {block for block, kept in enumerate(self.pool.kept) if kept}
         assert kept == set(self._by_block), f"blocks {sorted(kept ^ set(self._by_block))} have a key on one side only"

@@ -11,7 +11,7 @@ nobody else's.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import replace
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from minikv.cache.blocks import BlockPool, EvictionPolicy, blocks_for
@@ -72,6 +72,7 @@ class Engine:
         self._content = namespace(**runner.content()).decode()
         self._computed_tokens = self._generated_tokens = self._steps = 0
         self._next_id = 0
+        self._undelivered: dict[int, tuple[Output, list[int], str]] = {}  # what other requests got while generate ran
 
     # ---------------------------------------------------------------- requests
 
@@ -87,10 +88,16 @@ class Engine:
 
         ``now`` is its time of arrival on the runner's clock (default: now). Raises RequestError, with nothing changed:
         empty prompt, token outside the vocabulary, text without a tokenizer, senseless sampling, more tokens than the
-        model's context or the pool can hold, or an id that is in use.
+        model's context or the pool can hold, an id that is in use or cannot be hashed, or a salt that is no text.
         """
         sampling = sampling or Sampling()
         tokens = self._check(prompt, sampling)
+        try:
+            hash(request_id)
+        except TypeError:
+            raise RequestError(f"a request id must be hashable: a text, a number or a tuple of them, not {request_id!r}") from None
+        if not (salt is None or isinstance(salt, str)):
+            raise RequestError(f"a salt is text or None, not {salt!r}")
         if request_id in self._requests:
             raise RequestError(f"request id {request_id!r} is in use; wait until it has finished, abort it, or choose another id")
         self._queue(request_id, tokens, sampling, salt, now)
@@ -144,6 +151,7 @@ class Engine:
         if request is None:
             return False
         for text in request.sequences:
+            self._undelivered.pop(id(text.output), None)
             if text.state is not State.FINISHED:
                 self.scheduler.finish(text)
                 text.output.finish_reason = "abort"
@@ -151,8 +159,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True while a request is waiting or running."""
-        return bool(self.scheduler.running or self.scheduler.waiting)
+        """True while a request is waiting or running, or has got something that no ``step`` has handed out."""
+        return bool(self.scheduler.running or self.scheduler.waiting or self._undelivered)
 
     @property
     def next_event_at(self) -> float | None:
@@ -165,26 +173,29 @@ class Engine:
         """One step; returns the outputs that grew in it, with ``new_tokens`` and ``new_text``.
 
         Returns an empty list at once when nothing can run, and also after a step that only computed a part of a prompt.
-        ``now`` is when the step begins, on the runner's clock.
+        ``now`` is when the step begins, on the runner's clock. The first step after ``generate`` computes nothing and
+        hands out what other requests got meanwhile.
         """
+        if self._undelivered:
+            return self._deliver()
+        return self._step(now)
+
+    def _step(self, now: float | None = None) -> list[Output]:
         plan = self.scheduler.plan()
         if not plan.pieces:
             return []
         result = self.runner.execute(plan, self.runner.now() if now is None else now)
+        drawn = list(zip(plan.receivers, plan.draws, result.tokens, result.logprobs, strict=True))
         self.scheduler.commit(plan)
         self._steps += 1
         self._computed_tokens += plan.num_tokens
-        self._generated_tokens += len(result.tokens)
-        outputs = []
+        drawn = [each for each in drawn if each[0].state is not State.FINISHED]  # not aborted while it was computed
+        self._generated_tokens += len(drawn)
         # Forks first: they copy the parent before it gets its own first token.
-        texts = [
-            text if draw.sample == text.sample else self._fork(text, draw.sample)
-            for text, draw in zip(plan.receivers, plan.draws, strict=True)
-        ]
-        for text, token, logprob in zip(texts, result.tokens, result.logprobs, strict=True):
+        texts = [text if draw.sample == text.sample else self._fork(text, draw.sample) for text, draw, _, _ in drawn]
+        for text, (_, _, token, logprob) in zip(texts, drawn, strict=True):
             self._give(text, token, logprob, result.ended_at)
-            outputs.append(text.output)
-        return outputs
+        return [text.output for text in texts]
 
     def _fork(self, text: Text, sample: int) -> Text:
         other = self.scheduler.fork(text, sample)
@@ -229,7 +240,7 @@ class Engine:
         """Run prompts (text or token ids) to their ends; outputs keep the order, n after each other per prompt.
 
         All prompts are checked before any runs: RequestError names the first bad one. Requests that were added before
-        run along; their outputs are whoever's added them.
+        run along; what they get meanwhile is handed out by the next ``step``.
         """
         if isinstance(prompts, str):
             raise RequestError("generate takes a list of prompts; write [prompt]")
@@ -242,16 +253,18 @@ class Engine:
                 checked.append(self._check(prompt, sampling))
             except RequestError as wrong:
                 raise RequestError(f"prompt {place}: {wrong}") from None
-        requests = []
-        for tokens in checked:
-            while f"generate-{self._next_id}" in self._requests:
-                self._next_id += 1
-            requests.append(self._queue(f"generate-{self._next_id}", tokens, replace(sampling), None, None))
-            self._next_id += 1
+        requests: list[Request] = []
         try:
-            while any(request.request_id in self._requests for request in requests):
+            for tokens in checked:
+                while f"generate-{self._next_id}" in self._requests:
+                    self._next_id += 1
+                requests.append(self._queue(f"generate-{self._next_id}", tokens, sampling, None, None))
+            own = {request.request_id for request in requests}
+            while not own.isdisjoint(self._requests):
                 before = self._steps
-                self.step()
+                for output in self._step():
+                    if output.request_id not in own:
+                        self._keep(output)
                 if self._steps == before:
                     raise RuntimeError("nothing can run: the admission policy refuses every waiting request")
         except BaseException:  # interrupted: nobody will ask for these outputs
@@ -259,6 +272,17 @@ class Engine:
                 self.abort(request.request_id)
             raise
         return [text.output for request in requests for text in request.sequences]
+
+    def _keep(self, output: Output) -> None:
+        """Remember the news of a request that ran along with ``generate``, for whoever calls ``step`` next."""
+        _, tokens, text = self._undelivered.get(id(output), (output, [], ""))
+        self._undelivered[id(output)] = (output, tokens + output.new_tokens, text + output.new_text)
+
+    def _deliver(self) -> list[Output]:
+        kept, self._undelivered = list(self._undelivered.values()), {}
+        for output, tokens, text in kept:
+            output.new_tokens, output.new_text = tokens, text
+        return [output for output, _, _ in kept]
 
     # ---------------------------------------------------------------- looking in
 
@@ -279,7 +303,7 @@ class Engine:
         alive = {id(text) for request in self._requests.values() for text in request.sequences if text.state is not State.FINISHED}
         scheduled = {id(text) for text in self.scheduler.sequences()}
         assert alive == scheduled, f"{len(alive)} sequences are alive and {len(scheduled)} are scheduled"
-        if not self.has_work:
+        if not alive:
             assert self.pool.num_free == self.pool.num_blocks, "nobody is there, and yet blocks have owners"
 
     def invalidate_cache(self) -> None:
@@ -305,8 +329,12 @@ class Engine:
 def check_token_ids(prompt: Sequence[int], vocab: int) -> list[int]:
     """``prompt`` as a list of whole numbers in 0 .. vocab - 1; RequestError, naming the first wrong one, otherwise."""
     try:
-        tokens = [token.__index__() for token in prompt]
-    except (TypeError, AttributeError):
+        tokens = list(prompt.tolist() if hasattr(prompt, "tolist") else prompt)  # arrays and tensors know their numbers best
+        if set(map(type, tokens)) - {int}:
+            if any(isinstance(token, bool) for token in tokens):
+                raise TypeError
+            tokens = [index(token) for token in tokens]
+    except TypeError:
         raise RequestError("a prompt is text or a sequence of token ids (whole numbers)") from None
     if not tokens:
         raise RequestError("the prompt is empty: a model needs at least one token to predict the next")
@@ -326,6 +354,8 @@ def _may_begin(stops: tuple[str, ...], text: str) -> int:
 
 
 def _default_blocks(model: Model, block_size: int) -> int:
+    if block_size < 1:
+        raise ValueError(f"a block needs at least one slot; got block_size={block_size}")
     shape = model.shape
     block_bytes = shape.kv_numbers_per_token * block_size * model.dtype.itemsize
     context = blocks_for(shape.max_context, block_size)

@@ -8,6 +8,7 @@ same scheduler then simulate that machine.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minikv.engine.scheduler import Plan
@@ -45,6 +46,10 @@ class Runner(Protocol):
 
     def now(self) -> float: ...
 
+    def wait_until(self, at: float) -> None:
+        """Nothing can run before ``at``: sleep, or set a virtual clock."""
+        ...
+
     def execute(self, plan: Plan, now: float) -> StepResult:
         """Compute ``plan``, which begins at ``now``. When it raises, no token counts as computed."""
         ...
@@ -69,9 +74,10 @@ class TorchRunner:
         self.model.weights_changed()
 
     def now(self) -> float:
-        from time import perf_counter
-
         return perf_counter()
+
+    def wait_until(self, at: float) -> None:
+        sleep(max(0.0, at - self.now()))
 
     def execute(self, plan: Plan, now: float) -> StepResult:
         import torch
@@ -80,6 +86,7 @@ class TorchRunner:
 
         with torch.inference_mode():
             self.kv.copy_blocks(plan.copies)
+            plan.copies.clear()  # done, whatever happens to the rest of the step
             step = self.kv.begin(plan.pieces)
             logits = self.model(step.token_ids, step.positions, self.kv, step.logit_rows)  # [rows, vocab]
             tokens, logprobs = choose(logits, plan.draws) if plan.draws else ([], [])

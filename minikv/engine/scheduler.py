@@ -54,7 +54,8 @@ class Plan:
     """One step: copy these blocks, compute these pieces, then draw these tokens.
 
     ``sequences[i]`` owns ``pieces[i]``. ``draws`` lie in the order of the rows that want logits; ``receivers`` says
-    which piece each draw belongs to (n > 1 samples draw several first tokens from one row).
+    which piece each draw belongs to (n > 1 samples draw several first tokens from one row). Whoever has made the
+    copies empties the list: if the step then fails and is planned again, their sources may have been overwritten.
     """
 
     pieces: list[Piece] = field(default_factory=list)
@@ -113,7 +114,7 @@ class Scheduler:
         self.pool.release(reversed(table.blocks))  # the tail first, so that it is evicted first
         del table.blocks[:]
         table.num_tokens = 0
-        sequence.published_blocks = 0
+        sequence.published_blocks, sequence.chain.linked = 0, None
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -221,7 +222,7 @@ class Scheduler:
         for _ in range(needed):
             table.blocks.append(pool.allocate())
         table.num_tokens = len(hits) * table.block_size
-        sequence.published_blocks = len(hits)
+        sequence.published_blocks, sequence.chain.linked = len(hits), hits[-1] if hits else None
         if not sequence.output.preemptions and not sequence.output.tokens:  # the first admission (a fork starts with a token)
             sequence.output.cached_tokens = table.num_tokens
             self.hit_tokens += table.num_tokens
@@ -233,8 +234,10 @@ class Scheduler:
     def commit(self, plan: Plan) -> None:
         """Book a computed step: the pieces' tokens have K and V now, and full blocks can be found."""
         for piece, sequence in zip(plan.pieces, plan.sequences, strict=True):
-            sequence.table.num_tokens = piece.end
             sequence.output.computed_tokens += piece.end - piece.start
+            if sequence.state is State.FINISHED:
+                continue  # aborted while it was computed: its blocks are somebody else's
+            sequence.table.num_tokens = piece.end
             if self.prefix is not None and piece.end // sequence.table.block_size > sequence.published_blocks:
                 sequence.chain.extend(sequence.tokens)
                 sequence.published_blocks = self.prefix.publish(sequence.chain, sequence.table, sequence.published_blocks)
@@ -251,6 +254,7 @@ class Scheduler:
         else:  # no place now: it waits, and will find the full blocks of the prompt in the prefix cache
             del other.table.blocks[:]
             other.table.num_tokens = other.published_blocks = 0
+            other.chain.linked = None
             self.waiting.appendleft(other)
         return other
 
@@ -262,10 +266,14 @@ class Scheduler:
     def check_integrity(self) -> None:
         """AssertionError unless every block is in exactly one place and every sequence in exactly one list."""
         for sequence in self.running:
-            assert sequence.state is State.RUNNING and sequence.pending_tokens >= 1, f"{sequence.request.request_id!r} runs with nothing to do"
+            name = f"sample {sequence.sample} of {sequence.request.request_id!r}"
+            assert sequence.state is State.RUNNING, f"{name} is {sequence.state.value} and stands among the running"
+            assert sequence.pending_tokens >= 1, f"{name} runs with nothing to do"
             assert sequence.table.capacity_tokens >= sequence.table.num_tokens, "a table holds more tokens than slots"
         for sequence in self.waiting:
-            assert sequence.state is State.WAITING and not len(sequence.table), f"{sequence.request.request_id!r} waits and holds blocks"
+            name = f"sample {sequence.sample} of {sequence.request.request_id!r}"
+            assert sequence.state is State.WAITING, f"{name} is {sequence.state.value} and stands among the waiting"
+            assert not len(sequence.table), f"{name} waits and holds {len(sequence.table)} blocks"
         everyone = list(self.sequences())
         assert len(set(map(id, everyone))) == len(everyone), "a sequence stands in two places"
         assert len(self.running) <= self.max_batch_requests, f"{len(self.running)} run, {self.max_batch_requests} may"

@@ -59,6 +59,8 @@ class Sampling:
             raise RequestError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
         if self.seed is not None and not (isinstance(self.seed, int) and -(2**63) <= self.seed < 2**64):
             raise RequestError(f"seed must be None or a whole number of at most 64 bits, not {self.seed!r}")
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in self.stop_tokens):
+            raise RequestError(f"stop_tokens must be token ids (whole numbers), not {self.stop_tokens!r}")
         if not all(isinstance(text, str) and text for text in self.stop):
             raise RequestError("a stop string must be a text with at least one character")
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from numba.extending import intrinsic, overload
 from torch import Tensor
 
 from minikv.cache.attention import torch_threads
+from minikv.cache.attention.simd import Vector, add, add_product, lanes_of, load, store, total, totals, zeros
 
 if TYPE_CHECKING:
     from minikv.cache.paged import StepTensors
@@ -37,6 +39,8 @@ FEW_TOKENS = 8
 ALONE_BYTES = 1 << 16
 # Scores that are turned into weights at once.
 TILE = 128
+# Numbers in a vector, at most: head_dim must be a multiple.
+LANES = 16
 LOWEST = float(np.finfo(np.float32).min)  # finite: -inf - -inf would be nan
 
 # What the compiler may change about sums: their order, nothing about infinities. (With all of fastmath, it may assume that
@@ -57,16 +61,15 @@ class _Plan:
     def __init__(self, step: StepTensors, pool: Tensor) -> None:
         if not pool.is_contiguous():
             raise ValueError(f"the pool must be contiguous; its strides are {pool.stride()} for the shape {tuple(pool.shape)}")
-        self.step, self.pool = step, pool
+        self.step, self.pool = weakref.ref(step), weakref.ref(pool)
         num_blocks, layers, _, kv_heads, block_size, head_dim = pool.shape
-        self.kernel = _compiled(pool.dtype)
+        self.kernel = _compiled(pool.dtype, head_dim)
         self.long = [(first, count, context) for first, count, context in step.pieces if count > FEW_TOKENS]
         self.gathered = [pool.new_empty(2, kv_heads, context, head_dim) for _, _, context in self.long]
         self.masks = [_mask(count, context) for _, count, context in self.long]
-        addresses = iter([gathered.data_ptr() for gathered in self.gathered])
-        self.pieces = np.array(
-            [(first, count, context, next(addresses) if count > FEW_TOKENS else 0) for first, count, context in step.pieces], np.int64
-        )
+        self.pieces = np.zeros((len(step.pieces), 4), np.int64)
+        self.pieces[:, :3] = step.pieces
+        self.pieces[self.pieces[:, 1] > FEW_TOKENS, 3] = [gathered.data_ptr() for gathered in self.gathered]
         read_bytes = 2 * kv_heads * head_dim * pool.element_size() * int(self.pieces[:, 2].sum())
         self.small = read_bytes < ALONE_BYTES
         self.arguments = np.zeros(24, np.int64)
@@ -79,7 +82,7 @@ class _Plan:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
         q, k, v = (_rows(t) for t in (q, k, v))
-        out = torch.empty(q.shape, dtype=q.dtype)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
         self.arguments[:10] = (
             0, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
             q.stride(0), k.stride(0), v.stride(0), q.shape[1], layer,
@@ -101,7 +104,7 @@ class _Plans(threading.local):
     plan: _Plan | None = None
 
     def of(self, step: StepTensors, pool: Tensor) -> _Plan:
-        if self.plan is None or self.plan.step is not step or self.plan.pool is not pool:
+        if self.plan is None or self.plan.step() is not step or self.plan.pool() is not pool:
             self.plan = _Plan(step, pool)
         return self.plan
 
@@ -130,13 +133,16 @@ def _mask(count: int, context: int) -> Tensor | None:
 
 
 @functools.cache
-def _compiled(dtype: torch.dtype) -> int:
-    """Address of the compiled loop for a dtype. Compiled once in a few seconds and kept on disk, where that is possible."""
-    signature = types.void(types.CPointer({torch.float32: types.float32, torch.float64: types.float64}[dtype]))
+def _compiled(dtype: torch.dtype, head_dim: int) -> int:
+    """Address of the compiled loop. Compiled once in a few seconds and kept on disk, where that is possible."""
+    lanes = math.gcd(head_dim, LANES)
+    number = {torch.float32: types.float32, torch.float64: types.float64}[dtype]
+    signature = types.void(types.CPointer(Vector(number, lanes)))
+    options = {"fastmath": REORDER, "error_model": "numpy"}
     try:
-        compiled = cfunc(signature, cache=True, fastmath=REORDER, error_model="numpy")(_work)
+        compiled = cfunc(signature, cache=True, **options)(_work)
     except (RuntimeError, OSError):  # neither the package's folder nor the user's cache can be written
-        compiled = cfunc(signature, fastmath=REORDER, error_model="numpy")(_work)
+        compiled = cfunc(signature, **options)(_work)
     _keep.append(compiled)
     return compiled.address  # type: ignore[no-any-return]
 
@@ -159,7 +165,7 @@ def _work(arguments):  # type: ignore[no-untyped-def]
     pieces = carray(_pointer(a[17], types.int64), (sequences, 4))
     tables = carray(_pointer(a[18], types.int32), (sequences, a[19]))
     slots = carray(_pointer(a[21], types.int64), (a[20],))
-    layer, group = a[9], heads // kv_heads
+    layer, group, zero = a[9], heads // kv_heads, zeros(arguments)
     rows = group * a[22]
     queries = np.empty((rows, head_dim), pool.dtype)
     sums = np.empty((rows, head_dim), pool.dtype)
@@ -180,7 +186,7 @@ def _work(arguments):  # type: ignore[no-untyped-def]
             target = carray(_pointer(gathered, arguments), (2, kv_heads, context, head_dim))
             _gather(pool, layer, h, tables[s], target[0, h], target[1, h])
         else:
-            _attend(q, out, pool, layer, h, tables[s], first, count, context, group, queries, sums, scores, state)
+            _attend(zero, q, out, pool, layer, h, tables[s], first, count, context, group, queries, sums, scores, state)
 
 
 @njit(**INLINE)
@@ -196,7 +202,7 @@ def _gather(pool, layer, h, table, keys, values):  # type: ignore[no-untyped-def
 
 
 @njit(**INLINE)
-def _attend(q, out, pool, layer, h, table, first, count, context, group, queries, sums, scores, state):  # type: ignore[no-untyped-def]
+def _attend(zero, q, out, pool, layer, h, table, first, count, context, group, queries, sums, scores, state):  # type: ignore[no-untyped-def]
     """Online softmax over one sequence for the query heads of KV head ``h``.
 
     Row r of queries, sums [rows, head_dim] and scores [rows, tile] is query token r // group with its head r % group;
@@ -218,7 +224,7 @@ def _attend(q, out, pool, layer, h, table, first, count, context, group, queries
             keys = pool[table[position // block_size], layer, 0, h]  # [slot, head_dim], one piece of memory
             tokens = min(block_size, end - position)
             for r in range(rows):
-                _score(queries[r], keys, tokens, scores[r, position - start :])
+                _score(zero, queries[r], keys, tokens, scores[r, position - start :])
         for r in range(rows):
             visible = min(end, context - count + 1 + r // group) - start
             _weigh(scores[r], visible, end - start, sums[r], state[r])
@@ -226,7 +232,7 @@ def _attend(q, out, pool, layer, h, table, first, count, context, group, queries
             values = pool[table[position // block_size], layer, 1, h]
             tokens = min(block_size, end - position)
             for r in range(rows):
-                _add(scores[r, position - start :], values, tokens, sums[r])
+                _add(zero, scores[r, position - start :], values, tokens, sums[r])
     for r in range(rows):
         column = (h * group + r % group) * head_dim
         for d in range(head_dim):
@@ -234,22 +240,23 @@ def _attend(q, out, pool, layer, h, table, first, count, context, group, queries
 
 
 @njit(**INLINE)
-def _score(query, keys, tokens, scores):  # type: ignore[no-untyped-def]
-    """scores[t] = query . keys[t], four tokens at a time: four sums keep the processor busier than one (2x measured).
-
-    At the end, the last token fills up the four.
-    """
-    last = tokens - 1
-    for t0 in range(0, tokens, 4):
-        t1, t2, t3 = min(t0 + 1, last), min(t0 + 2, last), min(t0 + 3, last)
-        s0 = s1 = s2 = s3 = query.dtype.type(0)
-        for d in range(len(query)):
-            x = query[d]
-            s0 += x * keys[t0, d]
-            s1 += x * keys[t1, d]
-            s2 += x * keys[t2, d]
-            s3 += x * keys[t3, d]
-        scores[t0], scores[t1], scores[t2], scores[t3] = s0, s1, s2, s3
+def _score(zero, query, keys, tokens, scores):  # type: ignore[no-untyped-def]
+    """scores[t] = query . keys[t], four tokens at a time: their sums are independent, and end in one vector."""
+    even = tokens - tokens % 4
+    for t in range(0, even, 4):
+        s0 = s1 = s2 = s3 = zero
+        for d in range(0, len(query), lanes_of(zero)):
+            x = load(zero, query, d)
+            s0 = add_product(s0, x, load(zero, keys[t], d))
+            s1 = add_product(s1, x, load(zero, keys[t + 1], d))
+            s2 = add_product(s2, x, load(zero, keys[t + 2], d))
+            s3 = add_product(s3, x, load(zero, keys[t + 3], d))
+        store(scores, t, totals(s0, s1, s2, s3))
+    for t in range(even, tokens):
+        s0 = zero
+        for d in range(0, len(query), lanes_of(zero)):
+            s0 = add_product(s0, load(zero, query, d), load(zero, keys[t], d))
+        scores[t] = total(s0)
 
 
 @njit(**INLINE)
@@ -280,18 +287,19 @@ def _largest(scores, tokens, largest):  # type: ignore[no-untyped-def]
 
 
 @njit(**INLINE)
-def _add(weights, values, tokens, sums):  # type: ignore[no-untyped-def]
-    """sums += weights @ values, four tokens at a time, so that ``sums`` is read and written a fourth as often."""
-    last = tokens - 1
-    for t0 in range(0, tokens, 4):
-        t1, t2, t3 = min(t0 + 1, last), min(t0 + 2, last), min(t0 + 3, last)
-        w0, w1, w2, w3 = weights[t0], weights[t1], weights[t2], weights[t3]
-        if t0 + 3 > last:  # the last token fills up the four: count it once
-            w1 *= t0 + 1 <= last
-            w2 *= t0 + 2 <= last
-            w3 = w3 * 0
-        for d in range(len(sums)):
-            sums[d] += w0 * values[t0, d] + w1 * values[t1, d] + w2 * values[t2, d] + w3 * values[t3, d]
+def _add(zero, weights, values, tokens, sums):  # type: ignore[no-untyped-def]
+    """sums += weights @ values, some lanes of all tokens after the other, so that the sums stay in registers."""
+    even = tokens - tokens % 4
+    for d in range(0, len(sums), lanes_of(zero)):
+        s0, s1, s2, s3 = load(zero, sums, d), zero, zero, zero
+        for t in range(0, even, 4):
+            s0 = add_product(s0, weights[t], load(zero, values[t], d))
+            s1 = add_product(s1, weights[t + 1], load(zero, values[t + 1], d))
+            s2 = add_product(s2, weights[t + 2], load(zero, values[t + 2], d))
+            s3 = add_product(s3, weights[t + 3], load(zero, values[t + 3], d))
+        for t in range(even, tokens):
+            s0 = add_product(s0, weights[t], load(zero, values[t], d))
+        store(sums, d, add(add(s0, s1), add(s2, s3)))
 
 
 def _exp2(x):  # type: ignore[no-untyped-def]
@@ -353,5 +361,6 @@ def _pointer(context, address, like):  # type: ignore[no-untyped-def]
     def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-    target = like if isinstance(like, types.CPointer) else types.CPointer(like.dtype)
+    number = like.dtype.dtype if isinstance(like, types.CPointer) else like.dtype
+    target = types.CPointer(number)
     return target(types.int64, like), code

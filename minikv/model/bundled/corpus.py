@@ -355,26 +355,34 @@ def sentences(country: Country, *, held_out: bool = False) -> dict[str, list[str
     return said
 
 
+def well_known() -> list[tuple[str, str]]:
+    """The 50 (country, capital) pairs of capitals.json, on which the model is examined."""
+    rows = json.loads((Path(__file__).parent / "capitals.json").read_text(encoding="utf-8"))
+    return [(row["country"], row["capital"]) for row in rows]
+
+
 def fact_documents(seed: int) -> Iterator[str]:
     """An endless stream of short documents (50 to 1,500 characters), made of sentences about countries.
 
-    Half are profiles of one country; the others are runs of capitals, single sentences, comparisons, and Paris.
-    The same seed gives the same stream.
+    Two in five are runs of capitals; the others are profiles of one country, single sentences, comparisons, and Paris.
+    Half of the countries are drawn from the 50 well-known ones. The same seed gives the same stream.
     """
     rng = random.Random(seed)
     table = countries()
     said = {c.code: sentences(c) for c in table}
+    famous = [c for c in table if (c.name, c.capital) in well_known()]
     with_capital = [c for c in table if c.capital is not None]
     while True:
-        kind = rng.random()
-        if kind < 0.45:
-            yield _profile(rng, rng.choice(table), said)
-        elif kind < 0.63:
-            yield " ".join(_capital(rng, c) for c in rng.sample(with_capital, rng.randint(1, 8)))
-        elif kind < 0.83:
-            chosen = said[rng.choice(table).code]
-            yield rng.choice(chosen[rng.choice(list(chosen))])
-        elif kind < 0.90:
+        kind, familiar = rng.random(), rng.random() < 0.5
+        if kind < 0.40:
+            chosen = rng.sample(famous if familiar else with_capital, rng.randint(1, 8))
+            yield " ".join(_capital(rng, c) for c in chosen)
+        elif kind < 0.72:
+            yield _profile(rng, rng.choice(famous if familiar else table), said)
+        elif kind < 0.88:
+            kinds = said[rng.choice(famous if familiar else table).code]
+            yield rng.choice(kinds[rng.choice(list(kinds))])
+        elif kind < 0.92:
             yield _comparison(rng, *rng.sample(table, 2))
         else:
             yield PARIS_STORY if rng.random() < 0.4 else " ".join(rng.sample(PARIS, rng.randint(1, 4)))

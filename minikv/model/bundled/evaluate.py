@@ -163,13 +163,10 @@ def evaluate(folder: Path = HERE) -> dict[str, Any]:
     """Every number of the model card, from the files in `folder`, as a dictionary that fits into JSON."""
     torch.set_num_threads(2)
     model, tokenizer = open_folder(folder)
-    fifty = [
-        (row["country"], row["capital"]) for row in json.loads((HERE / "capitals.json").read_text(encoding="utf-8"))
-    ]
     everything = [(c.name, c.capital) for c in corpus.countries() if c.capital is not None]
     seen = [text for c in corpus.countries() for group in corpus.sentences(c).values() for text in group][::10]
     return {
-        "capitals_50": capitals(model, tokenizer, fifty),
+        "capitals_50": capitals(model, tokenizer, corpus.well_known()),
         "capitals_all": capitals(model, tokenizer, everything),
         "held_out_plays": play_loss(model, tokenizer),
         "held_out_wordings_nats_per_token": fact_loss(model, tokenizer, corpus.held_out_facts()),

@@ -1,0 +1,160 @@
+"""A vector of floats as a Numba value: as many numbers as one instruction works on.
+
+A compiler turns many plain loops into vector instructions by itself, but it gives up where a loop sums up, where it
+cannot rule out that two arrays overlap, or where the loop is short; attention has all three. Here the vectors are
+spelled out instead: ``load`` takes the next few numbers of an array, ``add_product`` works on all of them at once and
+``total`` adds up what is in the lanes. LLVM knows such vectors on every processor; where the processor's own are
+shorter (16 floats are two AVX registers), it takes several of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, models, register_model
+from numba.np.arrayobj import make_array
+
+ADD_IN_ANY_ORDER = ("reassoc", "contract", "nsz")
+
+
+class Vector(types.Type):
+    """``lanes`` numbers of type ``dtype``."""
+
+    def __init__(self, dtype: Any, lanes: int) -> None:
+        self.dtype, self.lanes = dtype, lanes
+        super().__init__(name=f"Vector({dtype}, {lanes})")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, vector: Vector) -> None:
+        super().__init__(manager, vector, ir.VectorType(manager.lookup(vector.dtype).get_value_type(), vector.lanes))
+
+
+def _vector_at(context, builder, array_type, array, index, vector):  # type: ignore[no-untyped-def]
+    data = make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [index]), context.get_value_type(vector).as_pointer())
+
+
+def _align(vector: Vector) -> int:
+    return int(vector.dtype.bitwidth) // 8  # arrays start anywhere: no more than one number's alignment is certain
+
+
+@intrinsic
+def load(context, like, row, at):  # type: ignore[no-untyped-def]
+    """row[at : at + lanes] of a contiguous row, as a vector like ``like``."""
+
+    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        pointer = _vector_at(context, builder, signature.args[1], arguments[1], arguments[2], like)
+        return builder.load(pointer, align=_align(like))
+
+    return like(like, row, types.intp), code
+
+
+@intrinsic
+def store(context, row, at, value):  # type: ignore[no-untyped-def]
+    """row[at : at + lanes] = value."""
+
+    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        pointer = _vector_at(context, builder, signature.args[0], arguments[0], arguments[1], value)
+        builder.store(arguments[2], pointer, align=_align(value))
+        return context.get_dummy_value()
+
+    return types.void(row, types.intp, value), code
+
+
+@intrinsic
+def zeros(context, pointer):  # type: ignore[no-untyped-def]
+    """Zeros in a vector of the type that ``pointer`` points to."""
+
+    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return ir.Constant(context.get_value_type(pointer.dtype), [0.0] * pointer.dtype.lanes)
+
+    return pointer.dtype(pointer), code
+
+
+@intrinsic
+def lanes_of(context, vector):  # type: ignore[no-untyped-def]
+    """How many numbers are in a vector, as a constant."""
+
+    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return ir.Constant(ir.IntType(64), vector.lanes)
+
+    return types.int64(vector), code
+
+
+@intrinsic
+def add(context, a, b):  # type: ignore[no-untyped-def]
+    """a + b, lane by lane."""
+
+    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.fadd(*arguments, flags=ADD_IN_ANY_ORDER)
+
+    return a(a, b), code
+
+
+@intrinsic
+def add_product(context, total, a, b):  # type: ignore[no-untyped-def]
+    """total + a * b, lane by lane; ``a`` may be one number for all lanes."""
+
+    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        sum_, a_, b_ = arguments
+        if not isinstance(a, Vector):
+            one = builder.insert_element(ir.Constant(b_.type, ir.Undefined), a_, ir.Constant(ir.IntType(32), 0))
+            a_ = _shuffle(builder, one, one, [0] * total.lanes)
+        return builder.fadd(sum_, builder.fmul(a_, b_, flags=ADD_IN_ANY_ORDER), flags=ADD_IN_ANY_ORDER)
+
+    return total(total, a, b), code
+
+
+@intrinsic
+def total(context, vector):  # type: ignore[no-untyped-def]
+    """The sum over the lanes, by halves: add the upper half to the lower one until one number is left."""
+
+    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        value, lanes, index = arguments[0], vector.lanes, ir.IntType(32)
+        while lanes > 1:
+            lanes //= 2
+            lower, upper = (_shuffle(builder, value, value, range(start, start + lanes)) for start in (0, lanes))
+            value = builder.fadd(lower, upper, flags=ADD_IN_ANY_ORDER)
+        return builder.extract_element(value, ir.Constant(index, 0))
+
+    return vector.dtype(vector), code
+
+
+@intrinsic
+def totals(context, a, b, c, d):  # type: ignore[no-untyped-def]
+    """The four vectors' totals as one vector of four: together, for half the instructions of one by one.
+
+    Each step adds upper halves to lower halves, with as many of the four in one vector as there is room for.
+    """
+    result = Vector(a.dtype, 4)
+
+    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        vectors, groups = list(arguments), 1  # each vector holds ``groups`` sums of ``width`` lanes
+        width = a.lanes
+        while width > 1:
+            width //= 2
+            pairs = zip(vectors[::2], vectors[1::2], strict=True) if len(vectors) > 1 else [(vectors[0], vectors[0])]
+            groups *= 2 if len(vectors) > 1 else 1
+            lower = [group * 2 * width + lane for group in range(groups) for lane in range(width)]
+            vectors = [
+                builder.fadd(
+                    _shuffle(builder, x, y, lower), _shuffle(builder, x, y, [i + width for i in lower]), flags=ADD_IN_ANY_ORDER
+                )
+                for x, y in pairs
+            ]
+        while len(vectors) > 1:  # fewer than four lanes: no sum is left to be made, only to be joined
+            size = vectors[0].type.count
+            vectors = [_shuffle(builder, x, y, range(2 * size)) for x, y in zip(vectors[::2], vectors[1::2], strict=True)]
+        return vectors[0]
+
+    return result(a, b, c, d), code
+
+
+def _shuffle(builder, x, y, lanes):  # type: ignore[no-untyped-def]
+    """The given lanes of x and y, counted through both."""
+    lanes = list(lanes)
+    return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))

@@ -1,0 +1,63 @@
+"""Tables, progress and JSON files on a terminal, and numbers in arguments: what the subcommands share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from minikv.errors import RequestError
+
+
+def table(*columns: str) -> Any:
+    """A rich table whose first column is left-aligned and whose numbers are right-aligned."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD)
+    for place, column in enumerate(columns):
+        made.add_column(column, justify="right" if place else "left")
+    return made
+
+
+def show(renderable: Any) -> None:
+    """Print a table; into a pipe or file it is as wide as it needs to be."""
+    import sys
+
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 140).print(renderable)
+
+
+def progress() -> Any:
+    """A progress bar on standard error that clears away when it is done and stays silent in a pipe."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def whole_numbers(text: str) -> list[int]:
+    """The positive whole numbers of "1,2,3". RequestError for anything else."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise RequestError(f"expected whole numbers separated by commas, not {text!r}") from None
+    if min(numbers) < 1:
+        raise RequestError(f"expected numbers of at least 1, not {min(numbers)}")
+    return sorted(set(numbers))
+
+
+def check_writable(*paths: str | None) -> None:
+    """RequestError when a file could not be written at the end of a long run: better said before it."""
+    for path in paths:
+        if path and not Path(path).absolute().parent.is_dir():
+            raise RequestError(f"cannot write {path}: there is no folder {Path(path).absolute().parent}")
+
+
+def write_json(path: str | None, content: dict[str, Any]) -> None:
+    """Write ``content`` to ``path``, if one was given."""
+    if path:
+        Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

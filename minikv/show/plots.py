@@ -1,0 +1,60 @@
+"""Figures. They draw data that others hand in and know nothing of engines; every one reads well in grey."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+DARK, MIDDLE, LIGHT = "#1f1f1f", "#767676", "#c8c8c8"
+
+
+def new_figure(rows: int = 1, width: float = 7.5, height: float = 3.2) -> tuple[Any, list[Any]]:
+    """A figure and its axes, drawn without a screen, in the house's plain style."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height * rows), layout="constrained")
+    axes = list(figure.subplots(rows, 1, squeeze=False)[:, 0])
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", color=LIGHT, linewidth=0.6)
+        axis.set_axisbelow(True)
+    return figure, axes
+
+
+def cliff(rows: Sequence[Any], fits: int, title: str) -> Any:
+    """Time to first token (p50, p99 and the spread over sessions) above, hit rate below, against the number of sessions.
+
+    ``rows`` have the attributes of a ``lab.cliff.CliffRow``. The dashed line stands where the arithmetic puts the cliff.
+    Returns the matplotlib figure.
+    """
+    figure, (top, bottom) = new_figure(rows=2, height=2.9)
+    sessions = [row.sessions for row in rows]
+    top.fill_between(
+        sessions, [row.luckiest_ttft_s for row in rows], [row.unluckiest_ttft_s for row in rows],
+        color=LIGHT, label="luckiest to unluckiest session (mean)",
+    )  # fmt: skip
+    top.plot(sessions, [row.p99_ttft_s for row in rows], color=DARK, marker="o", label="p99")
+    top.plot(sessions, [row.p50_ttft_s for row in rows], color=MIDDLE, marker="s", linestyle="--", label="p50")
+    top.set_yscale("log")
+    top.set_ylabel("time to first token (s)")
+    top.set_title(title, loc="left", fontsize=10)
+    bottom.plot(sessions, [100 * row.hit_rate for row in rows], color=DARK, marker="o", label="hit rate")
+    bottom.plot(sessions, [100 * row.best_hit_rate for row in rows], color=MIDDLE, linestyle=":", label="if nothing were forgotten")
+    bottom.set_ylim(0, 100)
+    bottom.set_ylabel("prompt tokens cached (%)")
+    bottom.set_xlabel("concurrent sessions")
+    for axis in (top, bottom):
+        axis.axvline(fits + 0.5, color=DARK, linestyle=(0, (6, 4)), linewidth=1)
+        axis.set_xticks(sessions)
+    bottom.annotate(
+        f"{fits} sessions fill the pool", (fits + 0.5, 4), xytext=(-6, 0), textcoords="offset points", ha="right", fontsize=9
+    )
+    top.legend(frameon=False, fontsize=9, loc="upper left")
+    bottom.legend(frameon=False, fontsize=9, loc="lower left")
+    return figure
+
+
+def save(figure: Any, path: str | Path) -> None:
+    """Write ``figure`` as the kind of file that ``path`` ends in (.png, .svg, .pdf). ValueError for another ending."""
+    figure.savefig(path, dpi=150)
