@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 from time import perf_counter
 
+from minikv.errors import RequestError
 from minikv.lab.cliff import PUBLISHED, CliffRow, as_json, measure, session_counts
 from minikv.lab.workload import Workload
 from minikv.show import console
@@ -39,8 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     )
     fits = arguments.fits
     counts = console.whole_numbers(arguments.sessions) if arguments.sessions else session_counts(fits, arguments.quick)
-    console.check_writable(arguments.json, arguments.plot)
-    blocks = workload.blocks(max(fits, 0), arguments.block_size)
+    console.check_writable(arguments.json)
+    console.check_writable(arguments.plot, endings=(".png", ".svg", ".pdf"))
+    if fits < 1 or arguments.block_size < 1 or arguments.max_batch_tokens < 1:
+        raise RequestError(
+            f"the pool must hold at least one session in blocks of at least one token, and a step compute at least one; "
+            f"got --fits {fits}, --block-size {arguments.block_size}, --max-batch-tokens {arguments.max_batch_tokens}"
+        )
+    blocks = workload.blocks(fits, arguments.block_size)
     print(
         f"{fits} sessions of {workload.system_tokens} shared + {workload.own_tokens} own tokens "
         f"({workload.turns} turns) fit in {blocks} blocks of {arguments.block_size}: the cliff must be at {fits + 1}."

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,24 +45,35 @@ class Sampling:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop_tokens", "stop"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            if isinstance(getattr(self, name), Iterable):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def check(self) -> None:
         """RequestError, saying which, for a value that makes no sense."""
-        whole = {"max_new_tokens": (self.max_new_tokens, 1), "top_k": (self.top_k, 0), "n": (self.n, 1)}
-        for name, (value, least) in whole.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        for name, least in (("max_new_tokens", 1), ("top_k", 0), ("n", 1)):
+            value = getattr(self, name)
+            if not _is_whole(value) or value < least:
                 raise RequestError(f"{name} must be a whole number of at least {least}, not {value!r}")
-        if not (isinstance(self.temperature, (int, float)) and 0 <= self.temperature < math.inf):
+        if not (_is_number(self.temperature) and 0 <= self.temperature < math.inf):
             raise RequestError(f"temperature must be a number of at least 0, not {self.temperature!r}")
-        if not (isinstance(self.top_p, (int, float)) and 0 < self.top_p <= 1):
-            raise RequestError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
-        if self.seed is not None and not (isinstance(self.seed, int) and -(2**63) <= self.seed < 2**64):
+        if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
+            raise RequestError(f"top_p must be a number above 0 and at most 1, not {self.top_p!r}")
+        if self.seed is not None and not (_is_whole(self.seed) and -(2**63) <= self.seed < 2**64):
             raise RequestError(f"seed must be None or a whole number of at most 64 bits, not {self.seed!r}")
-        if not all(isinstance(token, int) and not isinstance(token, bool) for token in self.stop_tokens):
-            raise RequestError(f"stop_tokens must be token ids (whole numbers), not {self.stop_tokens!r}")
-        if not all(isinstance(text, str) and text for text in self.stop):
-            raise RequestError("a stop string must be a text with at least one character")
+        if not (isinstance(self.stop_tokens, tuple) and all(_is_whole(token) for token in self.stop_tokens)):
+            raise RequestError(f"stop_tokens must be token ids, not {self.stop_tokens!r}")
+        if not (isinstance(self.stop, tuple) and all(isinstance(text, str) and text for text in self.stop)):
+            raise RequestError(f"a stop string must be a text with at least one character, not {self.stop!r}")
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def uniform(seed: int, sample: int, index: int) -> float:
@@ -105,11 +116,11 @@ def _sample(logits: Tensor, sampling: Sampling, number: float) -> Tensor:
     """The token whose stretch of the cumulative distribution holds ``number``; logits [vocab]. Computed in float64.
 
     The distribution is laid out in the order of the vocabulary, not of the probabilities: two logits that swap ranks
-    by a rounding error then move no other token's stretch.
+    by a rounding error then move no other token's stretch. Logits that tie with the ``top_k``-th are all kept.
     """
     import torch
 
-    scaled = logits.double() / sampling.temperature
+    scaled = (logits.double() - logits.max()) / sampling.temperature  # at most 0: a tiny temperature gives -inf, never inf
     if 0 < sampling.top_k < scaled.numel():
         least = scaled.topk(sampling.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < least, -math.inf)

@@ -36,14 +36,20 @@ class Tokenizer:
         except Exception as wrong:  # the library raises a bare Exception
             raise ModelError(f"{file} is no tokenizer: {wrong}") from None
         config: dict[str, Any] = {}
-        if (folder / "tokenizer_config.json").exists():
-            try:
-                config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-            except ValueError as wrong:
-                raise ModelError(f"{folder / 'tokenizer_config.json'} cannot be read as JSON: {wrong}") from None
-        template = config.get("chat_template")
-        if (folder / "chat_template.jinja").exists():
-            template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        file = folder / "tokenizer_config.json"
+        try:
+            if file.exists():
+                config = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(config, dict):
+                raise ModelError(f"{file} should hold a JSON object, not a {type(config).__name__}")
+            template = config.get("chat_template")
+            file = folder / "chat_template.jinja"
+            if file.exists():
+                template = file.read_text(encoding="utf-8")
+        except ModelError:
+            raise
+        except (OSError, ValueError, RecursionError) as wrong:
+            raise ModelError(f"{file} cannot be read: {wrong}") from None
         special = {name: _content(config[name]) for name in ("bos_token", "eos_token") if config.get(name)}
         return cls(tokenizer, template if isinstance(template, str) else None, special)
 
@@ -83,7 +89,7 @@ class Tokenizer:
         try:
             template = environment.from_string(self.chat_template, globals={"raise_exception": refuse})
             return template.render(messages=list(messages), add_generation_prompt=True, **self._special, **variables)
-        except jinja2.TemplateError as wrong:
+        except Exception as wrong:  # whatever a template does wrong: divide by 0, add text to a number, reach out of the sandbox
             raise ModelError(f"the model's chat template does not render: {wrong}") from None
 
     def stream(self) -> TextStream:
@@ -118,4 +124,4 @@ class TextStream:
 
 
 def _content(token: Any) -> str:
-    return token["content"] if isinstance(token, dict) else str(token)
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token)

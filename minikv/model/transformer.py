@@ -101,7 +101,7 @@ class Transformer:
     def _rotary_table(self) -> tuple[Tensor, Tensor]:
         """cos and signed sin of every position: [max_context, 1, head_dim] each, angles taken in float64."""
         half = self.shape.head_dim // 2
-        speed = self.shape.rope_theta ** -(torch.arange(half, dtype=torch.float64) / half)  # radians per position
+        speed = float(self.shape.rope_theta) ** -(torch.arange(half, dtype=torch.float64) / half)  # radians per position
         angle = torch.arange(self.shape.max_context, dtype=torch.float64)[:, None] * speed
         cos, sin = torch.cat((angle.cos(),) * 2, -1), torch.cat((-angle.sin(), angle.sin()), -1)
         return tuple(t[:, None].to(device=self.device, dtype=self.norm_dtype) for t in (cos, sin))  # type: ignore[return-value]

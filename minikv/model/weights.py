@@ -31,13 +31,15 @@ _HARMLESS = frozenset(
     """_name_or_path _attn_implementation architectures attention_dropout bos_token_id chunk_size_feed_forward dtype eos_token_id
     id2label initializer_range is_decoder is_encoder_decoder is_llama_config label2id max_window_layers model_type output_attentions
     output_hidden_states pad_token_id problem_type return_dict tokenizer_class torch_dtype transformers_version transformers.js_config
-    unk_token_id use_cache""".split()
+    unk_token_id use_cache""".split()  # noqa: SIM905
 )
 _SIZES = frozenset(
     """head_dim hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers num_key_value_heads
     rms_norm_eps rope_theta rope_parameters rope_scaling tie_word_embeddings vocab_size layer_types sliding_window
-    use_sliding_window""".split()
+    use_sliding_window""".split()  # noqa: SIM905
 )
+# cos and sin of every position are kept: 2 GiB at most (a million positions of 128 pass).
+_MOST_ROTARY_NUMBERS = 2**28
 _MUST_BE = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_interleaved": False}
 
 
@@ -81,8 +83,8 @@ class Model(Transformer):
         tokenizer: Tokenizer | None = None,
         stop_tokens: tuple[int, ...] = (),
     ) -> None:
-        if not dtype.is_floating_point:
-            raise ModelError(f"a model computes in a floating-point dtype, not in {dtype}")
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
+            raise ModelError(f"a model computes in a floating-point dtype of at least 16 bits, such as torch.float32, not in {dtype!r}")
         super().__init__(shape, weights, dtype, device)
         self.tokenizer, self.stop_tokens = tokenizer, stop_tokens
 
@@ -135,24 +137,24 @@ def read_config(folder: Path) -> tuple[ModelShape, tuple[int, ...]]:
     """
     config = _read_json(folder / "config.json", f"{folder} is no model folder")
     family = config.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ModelError(f"{folder}: unsupported architecture {family!r} (model_type); supported are {', '.join(FAMILIES)}")
     for problem in _what_we_do_not_do(config, family):
         raise ModelError(f"{folder}: config.json asks for {problem}, which minikv does not do; it would give wrong results")
     try:
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
-        rope = config.get("rope_parameters") or {}
+        theta = [rope["rope_theta"] for rope in (config.get("rope_parameters") or {}, config) if rope.get("rope_theta") is not None]
         shape = ModelShape(
             name=folder.name,
             layers=config["num_hidden_layers"],
             hidden=hidden,
             heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
+            kv_heads=heads if config.get("num_key_value_heads") is None else config["num_key_value_heads"],
+            head_dim=hidden // heads if config.get("head_dim") is None else config["head_dim"],
             vocab=config["vocab_size"],
             ffn=config["intermediate_size"],
             max_context=config["max_position_embeddings"],
-            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+            rope_theta=theta[0] if theta else 10_000.0,
             norm_eps=config.get("rms_norm_eps", 1e-6),
             tied=config.get("tie_word_embeddings", False),
             **FAMILIES[family],
@@ -161,40 +163,46 @@ def read_config(folder: Path) -> tuple[ModelShape, tuple[int, ...]]:
         raise ModelError(f"{folder}: config.json has no {missing}") from None
     except (ValueError, TypeError, ZeroDivisionError) as wrong:
         raise ModelError(f"{folder}: config.json describes an impossible model: {wrong}") from None
+    if shape.max_context * shape.head_dim > _MOST_ROTARY_NUMBERS:
+        raise ModelError(
+            f"{folder}: config.json asks for {shape.max_context} positions of head_dim {shape.head_dim}; minikv keeps a rotary table of all "
+            f"of them, at most {_MOST_ROTARY_NUMBERS} numbers: lower max_position_embeddings to what you need"
+        )
+    stop_tokens = _end_of_text(folder / "config.json", config)
     generation = folder / "generation_config.json"
-    extra = _read_json(generation, "").get("eos_token_id") if generation.exists() else None
-    return shape, _as_ids(config.get("eos_token_id")) + tuple(i for i in _as_ids(extra) if i not in _as_ids(config.get("eos_token_id")))
+    if generation.exists():
+        stop_tokens += _end_of_text(generation, _read_json(generation, ""))
+    return shape, tuple(dict.fromkeys(stop_tokens))  # each once
 
 
-def _as_ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
+def _end_of_text(file: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    value = config.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token) is int for token in ids):
+        raise ModelError(f"{file}: eos_token_id is {value!r}; it must be a token id, a list of them, or null")
+    return tuple(ids)
 
 
 def _what_we_do_not_do(config: dict[str, Any], family: str) -> list[str]:
     problems = []
     for key in ("rope_parameters", "rope_scaling"):
         rope = config.get(key) or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        extra = sorted(set(rope) - {"rope_type", "type", "rope_theta"})
-        if kind != "default" or extra:
+        plain = isinstance(rope, dict) and set(rope) <= {"rope_type", "type", "rope_theta"}
+        if not plain or any(rope.get(kind, "default") != "default" for kind in ("rope_type", "type")):
             problems.append(f"rope scaling ({key}: {json.dumps(rope)})")
-    # Qwen writes a window into the file and switches it off with a second key; Mistral has only the first one.
-    if config.get("sliding_window") is not None and config.get("use_sliding_window", family == "mistral"):
+    # Qwen writes a window into the file and switches it off with a second key; for Mistral, the second one means nothing.
+    if config.get("use_sliding_window"):
+        problems.append(f"a sliding window (use_sliding_window: {json.dumps(config['use_sliding_window'])})")
+    elif config.get("sliding_window") is not None and not family.startswith("qwen"):
         problems.append(f"a sliding window (sliding_window: {config['sliding_window']})")
-    elif config.get("use_sliding_window"):
-        problems.append("a sliding window (use_sliding_window: true)")
-    other_layers = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
-    if other_layers:
-        problems.append(f"layers other than full attention (layer_types: {', '.join(other_layers)})")
+    layers = config.get("layer_types") or []
+    if not isinstance(layers, list) or any(kind != "full_attention" for kind in layers):
+        problems.append(f"layers other than full attention (layer_types: {json.dumps(layers)})")
     for key, value in _MUST_BE.items():
         if key in config and config[key] not in (value, None):
             problems.append(f"{key}: {config[key]!r}")
-    for key in sorted(set(config) - _HARMLESS - _SIZES - set(_MUST_BE)):
-        if config[key]:
-            problems.append(f"{key}: {config[key]!r} (a key that minikv does not know)")
-    return problems
+    unknown = sorted(set(config) - _HARMLESS - _SIZES - set(_MUST_BE))
+    return problems + [f"{key}: {config[key]!r} (a key that minikv does not know)" for key in unknown if config[key]]
 
 
 def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
@@ -204,7 +212,7 @@ def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
         raise ModelError(f"{otherwise}: there is no {path.name}") from None
     except NotADirectoryError:
         raise ModelError(f"{otherwise}: it is a file; give the folder that holds config.json and *.safetensors") from None
-    except (OSError, ValueError) as wrong:
+    except (OSError, ValueError, RecursionError) as wrong:
         raise ModelError(f"{path} cannot be read as JSON: {wrong}") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path} should hold a JSON object, not a {type(content).__name__}")
@@ -231,6 +239,8 @@ def read_weights(folder: Path, shape: ModelShape) -> dict[str, Tensor]:
         weights.pop("lm_head.weight", None)  # some files store the tied head a second time
     for name in [name for name in weights if name.endswith("rotary_emb.inv_freq")]:
         del weights[name]  # old files store the rotary speeds, which follow from rope_theta
+    if shape.layers > len(weights):  # a layer has many tensors; and nobody waits until a billion names are listed
+        raise ModelError(f"{folder} has {len(weights)} tensors, too few for the {shape.layers} layers of its config.json")
     wanted = {name: size for name, size, _ in _tensors(shape)}
     for problem, names in (("lacks", wanted.keys() - weights.keys()), ("has unexpected", weights.keys() - wanted.keys())):
         if names:
@@ -264,18 +274,19 @@ def _weight_files(folder: Path) -> list[Path]:
 def save(model: Transformer, folder: str | Path) -> None:
     """Write ``model`` as a Hugging Face folder: config.json and model.safetensors, in the model's dtype."""
     folder, shape = Path(folder), model.shape
-    family = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
+    plain = "llama" if shape.hidden % shape.heads == 0 else "mistral"  # the same sums, but transformers wants a llama to divide evenly
+    family = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else plain
     if shape.qk_norm and shape.qkv_bias:
         raise ModelError("no Hugging Face family of ours has both normalised q, k and a bias on them")
     folder.mkdir(parents=True, exist_ok=True)
     config = {
-        "architectures": [{"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[family]],
+        "architectures": [f"{family.capitalize()}ForCausalLM"],
         "model_type": family, "hidden_act": "silu", "hidden_size": shape.hidden, "intermediate_size": shape.ffn,
         "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim, "vocab_size": shape.vocab, "max_position_embeddings": shape.max_context,
         "rope_theta": shape.rope_theta, "rms_norm_eps": shape.norm_eps, "tie_word_embeddings": shape.tied,
         "torch_dtype": str(model.dtype).removeprefix("torch."),
-        "eos_token_id": list(getattr(model, "stop_tokens", ())) or None,
+        "eos_token_id": list(getattr(model, "stop_tokens", ())) or None, "sliding_window": None,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     tensors = {name: weight.detach().to(device="cpu", dtype=model.dtype).contiguous().clone() for name, weight in model.named_weights()}

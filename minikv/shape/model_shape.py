@@ -45,8 +45,17 @@ class ModelShape:
     def __post_init__(self) -> None:
         for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "ffn", "max_context"):
             value = getattr(self, field)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{self.name}: {field} must be a whole number of at least 1, not {value!r}")
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**40:
+                raise ValueError(f"{self.name}: {field} must be a whole number of at least 1 (and below 2**40), not {value!r}")
+        for field in ("rope_theta", "norm_eps"):
+            value = getattr(self, field)
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e300:
+                raise ValueError(f"{self.name}: {field} must be a number above 0, not {value!r}")
+        for field in ("qk_norm", "qkv_bias", "tied"):
+            if not isinstance(getattr(self, field), bool):
+                raise ValueError(f"{self.name}: {field} must be True or False, not {getattr(self, field)!r}")
+        if self.mla_latent is not None and (not isinstance(self.mla_latent, int) or self.mla_latent < 1):
+            raise ValueError(f"{self.name}: mla_latent must be None or a whole number of at least 1, not {self.mla_latent!r}")
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"{self.name}: {self.heads} query heads cannot be shared out evenly over {self.kv_heads} KV heads; "

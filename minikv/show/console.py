@@ -50,11 +50,14 @@ def whole_numbers(text: str) -> list[int]:
     return sorted(set(numbers))
 
 
-def check_writable(*paths: str | None) -> None:
-    """RequestError when a file could not be written at the end of a long run: better said before it."""
-    for path in paths:
-        if path and not Path(path).absolute().parent.is_dir():
-            raise RequestError(f"cannot write {path}: there is no folder {Path(path).absolute().parent}")
+def check_writable(path: str | None, endings: tuple[str, ...] = ()) -> None:
+    """RequestError when ``path`` could not be written at the end of a long run: better said before it."""
+    if not path:
+        return
+    if endings and Path(path).suffix.lower() not in endings:
+        raise RequestError(f"cannot draw {path}: a figure's name ends in {', '.join(endings)}")
+    if not Path(path).absolute().parent.is_dir():
+        raise RequestError(f"cannot write {path}: there is no folder {Path(path).absolute().parent}")
 
 
 def write_json(path: str | None, content: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ Their weights, norms and biases are random and large, so that no logits are near
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ ODD = {  # hidden, heads, KV heads, head_dim, tied
     "heads-times-head_dim-is-not-hidden": (24, 4, 2, 10, False),
     "one-kv-head": (32, 4, 1, 8, True),
     "five-heads": (40, 5, 5, 8, False),
-    "five-heads-one-kv-head-narrow": (36, 5, 1, 2, True),
+    "five-heads-one-kv-head-narrow": (35, 5, 1, 2, True),
     "hidden-that-heads-do-not-divide": (30, 4, 2, 16, True),
 }
 
@@ -99,9 +100,11 @@ def assert_equal(ours: torch.Tensor, theirs: torch.Tensor, within: float) -> Non
     torch.testing.assert_close(ours, theirs, rtol=0, atol=within)
 
 
-@pytest.fixture(
-    scope="module", params=[(family, case) for family in FAMILIES for case in [*ODD, *range(5)]], ids=lambda p: f"{p[0]}-{p[1]}"
-)
+CASES = [(family, case) for family in FAMILIES for case in [*ODD, *range(5)]]
+CASES.remove(("llama", "hidden-that-heads-do-not-divide"))  # transformers refuses it
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """A transformers model and the folder that it was saved to."""
     model = random_hf(config_of(*request.param))
@@ -153,20 +156,18 @@ def test_a_model_in_many_files_is_the_model_in_one(family: str, tied: bool, tmp_
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_files_are_read_as_they_are_stored(dtype: torch.dtype, tmp_path: Path) -> None:
-    theirs = random_hf(config_of("qwen3", 0)).to(dtype)
-    theirs.save_pretrained(tmp_path)
+    random_hf(config_of("qwen3", 0)).to(dtype).save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     tokens = tokens_of(theirs)
-    assert_equal(minikv.logits(minikv.load(tmp_path), tokens), hf_logits(theirs.float(), tokens), within=1e-4)
+    assert_equal(minikv.logits(minikv.load(tmp_path), tokens), hf_logits(theirs, tokens), within=1e-4)
     half = minikv.load(tmp_path, dtype=dtype)
     assert half.dtype == half.embedding.dtype == dtype
-    assert (minikv.logits(half, tokens).float() - hf_logits(theirs.float(), tokens)).abs().max() < 0.5
+    assert (minikv.logits(half, tokens).float() - hf_logits(theirs, tokens)).abs().max() < 0.5
 
 
 @pytest.mark.parametrize("old", ["rope_theta", "rope_scaling"])
 def test_configs_of_older_transformers_mean_the_same(old: str, tmp_path: Path) -> None:
     """rope_theta stood at the top level, beside rope_scaling: null."""
-    import json
-
     theirs = random_hf(config_of("llama", 1))
     theirs.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -189,11 +190,12 @@ def test_end_of_text_tokens_are_those_of_both_config_files(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
 def test_what_we_save_is_what_transformers_loads(family: str, tied: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Plain models are written as llama, unless heads do not divide hidden: transformers takes that from mistral only."""
     shape = minikv.ModelShape(
-        layers=2, hidden=40, heads=6, kv_heads=2, head_dim=10, vocab=70, ffn=50, max_context=64, rope_theta=3000.0, norm_eps=1e-4,
-        qkv_bias=family == "qwen2", qk_norm=family == "qwen3", tied=tied,
+        layers=2, hidden=40 if family == "mistral" else 48, heads=6, kv_heads=2, head_dim=10, vocab=70, ffn=50, max_context=64,
+        rope_theta=3000.0, norm_eps=1e-4, qkv_bias=family == "qwen2", qk_norm=family == "qwen3", tied=tied,
     )  # fmt: skip
     weights = {name: weight + 0.3 * torch.randn(weight.shape) for name, weight in random_weights(shape, seed=1).items()}
     ours = Model(shape, weights, dtype, stop_tokens=(3, 5))

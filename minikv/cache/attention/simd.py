@@ -13,6 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 from numba.np.arrayobj import make_array
 
@@ -63,6 +64,22 @@ def store(context, row, at, value):  # type: ignore[no-untyped-def]
         return context.get_dummy_value()
 
     return types.void(row, types.intp, value), code
+
+
+@intrinsic
+def prefetch(context, row, at):  # type: ignore[no-untyped-def]
+    """Begin to bring row[at], and what shares its cache line, into the cache; do not wait for it."""
+
+    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [pointer, number(0), number(3), number(1)])  # to read, keep it near, data
+        return context.get_dummy_value()
+
+    return types.void(row, types.intp), code
 
 
 @intrinsic

@@ -1,0 +1,104 @@
+"""The commands as a person types them, in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import minikv
+from minikv.model.weights import save
+
+
+def command(*words: str, cwd=None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "minikv", *words], capture_output=True, text=True, cwd=cwd, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    save(minikv.load(shape=minikv.ModelShape(layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, vocab=64, ffn=16)), folder)
+    return folder
+
+
+def test_cliff_prints_a_table_and_writes_json_and_a_figure(small_model, tmp_path):
+    done = command(
+        "cliff", "--model", str(small_model), "--fits", "3", "--sessions", "2,3,5", "--turns", "4",
+        "--json", "cliff.json", "--plot", "cliff.png", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "the cliff must be at 4" in done.stdout
+    content = json.loads((tmp_path / "cliff.json").read_text())
+    assert content["fits_sessions"] == 3
+    hits = {entry["sessions"]: (entry["hit_rate"], entry["best_hit_rate"]) for entry in content["rows"]}
+    assert hits[2][0] == hits[2][1]
+    assert hits[3][0] == hits[3][1]
+    assert hits[5][0] < hits[5][1]
+    assert (tmp_path / "cliff.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("cliff", "--fits", "0"), "at least one session"),
+        (("cliff", "--sessions", "3,x"), "whole numbers"),
+        (("cliff", "--sessions", "0"), "at least 1"),
+        (("cliff", "--turns", "0"), "turns must be at least 1"),
+        (("cliff", "--turns", "4000"), "more than the model's context"),
+        (("cliff", "--think-time", "-1"), "think_time_s"),
+        (("cliff", "--json", "no/such/folder/x.json"), "no folder"),
+        (("cliff", "--plot", "cliff.txt"), ".png"),
+        (("cliff", "--block-size", "0"), "block"),
+        (("cliff", "--max-batch-tokens", "0"), "token"),
+        (("cliff", "--model", "no/such/model"), "no model folder"),
+        (("generate", "x", "--model", "no/such/model"), "no model folder"),
+        (("generate", ""), "empty"),
+        (("generate", "x", "--max-new-tokens", "0"), "max_new_tokens"),
+        (("generate", "x", "--temperature", "-1"), "temperature"),
+        (("generate", "x", "--device", "nowhere"), "nowhere"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(words, said, tmp_path):
+    done = command(*words, cwd=tmp_path)
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_generate_refuses_a_model_without_a_tokenizer(small_model):
+    done = command("generate", "hello", "--model", str(small_model))
+    assert done.returncode == 2
+    assert "tokenizer.json" in done.stderr
+
+
+def test_generate_streams_the_bundled_model_and_reports():
+    done = command("generate", "The capital of France is", "--max-new-tokens", "3", "--stop", ".")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("The capital of France is Paris")
+    assert "cached" in done.stderr
+    assert "first token after" in done.stderr
+
+
+def test_a_second_prompt_finds_what_it_shares_with_the_first():
+    shared = "Of all the capitals that we know of, " * 4
+    done = command("generate", shared + "one", shared + "two", "--max-new-tokens", "2")
+    assert done.returncode == 0, done.stderr
+    first, second = (line for line in done.stderr.splitlines() if "cached" in line)
+    assert " 0 of them cached" in first
+    assert " 0 of them cached" not in second
+
+
+def test_help_names_every_command():
+    done = command("--help")
+    assert done.returncode == 0
+    for name in ("cliff", "generate", "bench"):
+        assert name in done.stdout
+
+
+def test_the_same_seed_gives_the_same_text():
+    words = ("generate", "The", "--max-new-tokens", "12", "--temperature", "1.0", "--seed")
+    one, two, other = command(*words, "3"), command(*words, "3"), command(*words, "4")
+    assert one.stdout == two.stdout != other.stdout
