@@ -294,14 +294,16 @@ def test_case_13_ids_that_agree_in_their_low_8_bits_do_not_hit(run, monkeypatch,
 def test_case_13_an_entry_is_never_chained_to_the_wrong_past(monkeypatch):
     """With equal keys for [b][c] and [a][c], what follows [b][c] must not be found behind [a][c]."""
     monkeypatch.setattr(prefix, "block_key", WEAK["the tokens alone"])
-    cache, written = PrefixCache(BlockPool(16, 1)), {}
-    b = Sequence(cache, written, [2, 3])
-    Sequence(cache, written, [1, 3])
-    b.append(4)
-    chain = KeyChain(SPACE, 1)
-    chain.extend([1, 3, 4])
-    for i, hit in enumerate(cache.lookup(chain, most=3)):
-        assert written[hit.block] == (SPACE, (1, 3, 4)[: i + 1])
+    for grows in ([0], [1], [0, 1], [1, 0]):
+        cache, written = PrefixCache(BlockPool(16, 1)), {}
+        pair = [Sequence(cache, written, tokens) for tokens in ([2, 3], [1, 3])]
+        for which in grows:
+            pair[which].append(4)
+        for first in (1, 2):
+            chain = KeyChain(SPACE, 1)
+            chain.extend([first, 3, 4])
+            for i, hit in enumerate(cache.lookup(chain, most=3)):
+                assert written[hit.block] == (SPACE, (first, 3, 4)[: i + 1])
 
 
 class MostRecentlyUsed(LeastRecentlyUsed):

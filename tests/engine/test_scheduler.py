@@ -74,8 +74,9 @@ def test_a_prompt_that_is_under_way_goes_before_a_new_one(make, drain):
 
 def test_there_are_never_more_sequences_than_tokens_in_a_step(make, drain):
     engine = make(max_batch_tokens=2, max_batch_requests=9)
-    add(engine, a=(1, 4), b=(1, 4), c=(1, 4))
-    drain(engine)
+    engine.add("forks", [1], Sampling(max_new_tokens=4, n=5, seed=0))
+    add(engine, a=(1, 4), b=(1, 4))
+    assert len(drain(engine)) == 7
     assert all(len(plan) <= 2 for plan in engine.runner.plans)
 
 
@@ -91,11 +92,32 @@ def test_the_latest_admitted_is_preempted_and_comes_back_first(make, drain):
 
 
 def test_who_gave_way_is_not_admitted_in_the_same_step(make):
-    engine = make(num_blocks=2, block_size=4)
-    add(engine, a=(4, 3), b=(4, 3))
+    """Two requests of one prompt, computed at once: the second's blocks are private, so it could share the first's right away."""
+    engine = make(num_blocks=4, block_size=4)
+    for name in "ab":
+        engine.add(name, range(8), Sampling(max_new_tokens=3, seed=0))
     engine.step()
     engine.step()
     assert (engine.stats().preemptions, engine.stats().waiting, engine.stats().running) == (1, 1, 1)
+
+
+def test_forks_that_find_no_place_wait_before_those_who_came_later(make, drain):
+    engine = make(max_batch_requests=1)
+    engine.add("forks", [1, 2], Sampling(max_new_tokens=3, n=2, seed=0))
+    add(engine, later=(3, 1))
+    drain(engine)
+    names = [name for plan in engine.runner.plans for name, _, _ in plan]
+    assert names == ["forks"] * (len(names) - 1) + ["later"]
+
+
+def test_when_the_last_other_owner_of_a_tail_gives_way_no_copy_is_needed(make, drain):
+    """Both forks share both blocks of the pool: the first goes on in the second's place, without a block more."""
+    engine = make(num_blocks=2, block_size=4)
+    engine.add("forks", range(6), Sampling(max_new_tokens=3, n=2, seed=0))
+    engine.step()
+    assert len(engine.step()) == 1
+    assert (engine.stats().running, engine.stats().preemptions) == (1, 1)
+    assert len(drain(engine)) == 2
 
 
 @pytest.mark.parametrize(("tokens", "requests"), [(0, 4), (4, 0), (-1, 4), (4, -3)])

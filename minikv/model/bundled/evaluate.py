@@ -132,12 +132,15 @@ def capitals(model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str
 
 
 @torch.no_grad()
-def play_loss(model: Transformer, tokenizer: Tokenizer, length: int = 4096) -> dict[str, Any]:
-    """Held-out plays in windows of `length` tokens: nats per token, over all positions and by bucket of positions."""
+def play_loss(model: Transformer, tokenizer: Tokenizer, length: int = 4096, windows: int = 5) -> dict[str, Any]:
+    """Nats per token of held-out plays, over all positions and by bucket of positions.
+
+    Measured on the first `windows` stretches of `length` tokens of each play.
+    """
     losses = []
     for text in corpus.plays()[1].values():
         ids = tokenizer.encode(text).ids
-        for at in range(0, len(ids) - length, length):
+        for at in range(0, len(ids) - length, length)[:windows]:
             window = torch.tensor(ids[at : at + length + 1])
             losses.append(F.cross_entropy(forward(model, window[None, :-1])[0], window[1:], reduction="none"))
     table = torch.stack(losses)  # [windows, length]
@@ -152,16 +155,20 @@ def play_loss(model: Transformer, tokenizer: Tokenizer, length: int = 4096) -> d
 def fact_loss(model: Transformer, tokenizer: Tokenizer, texts: Sequence[str]) -> float:
     """Nats per token of short documents, each alone, its end included, its first token not predicted."""
     total, count = 0.0, 0
-    for text in texts:
-        ids = torch.tensor(tokenizer.encode(text + corpus.END).ids)
-        total += float(F.cross_entropy(forward(model, ids[None, :-1])[0], ids[1:], reduction="sum"))
-        count += len(ids) - 1
+    documents = sorted((tokenizer.encode(text + corpus.END).ids for text in texts), key=len)
+    for at in range(0, len(documents), 64):
+        group = documents[at : at + 64]
+        rows = torch.full((len(group), max(map(len, group))), -100)  # -100: behind the end, not counted
+        for row, ids in zip(rows, group, strict=True):
+            row[: len(ids)] = torch.tensor(ids)
+        logits = forward(model, rows[:, :-1].clamp(min=0))
+        total += float(F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum"))
+        count += int((rows[:, 1:] >= 0).sum())
     return total / count
 
 
 def evaluate(folder: Path = HERE) -> dict[str, Any]:
     """Every number of the model card, from the files in `folder`, as a dictionary that fits into JSON."""
-    torch.set_num_threads(2)
     model, tokenizer = open_folder(folder)
     everything = [(c.name, c.capital) for c in corpus.countries() if c.capital is not None]
     seen = [text for c in corpus.countries() for group in corpus.sentences(c).values() for text in group][::10]
