@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,18 @@ def new_figure(rows: int = 1, width: float = 7.5, height: float = 3.2) -> tuple[
     return figure, axes
 
 
-def cliff(rows: Sequence[Any], fits: int, title: str) -> Any:
+def cliff(
+    rows: Sequence[Any],
+    fits: int,
+    title: str,
+    band: Mapping[int, Sequence[Any]] | None = None,
+    published: Sequence[tuple[int, float]] = (),
+) -> Any:
     """Time to first token (p50, p99 and the spread over sessions) above, hit rate below, against the number of sessions.
 
     ``rows`` have the attributes of a ``lab.cliff.CliffRow``. The dashed line stands where the arithmetic puts the cliff.
-    Returns the matplotlib figure.
+    ``band`` has rows for other capacities (whole sessions that fit), drawn as thin p99 lines with their number;
+    ``published`` are (sessions, p99 in s) of somebody's measurement, drawn as crosses. Returns the matplotlib figure.
     """
     figure, (top, bottom) = new_figure(rows=2, height=2.9)
     sessions = [row.sessions for row in rows]
@@ -36,7 +43,15 @@ def cliff(rows: Sequence[Any], fits: int, title: str) -> Any:
     )  # fmt: skip
     top.plot(sessions, [row.p99_ttft_s for row in rows], color=DARK, marker="o", label="p99")
     top.plot(sessions, [row.p50_ttft_s for row in rows], color=MIDDLE, marker="s", linestyle="--", label="p50")
+    for other, found in (band or {}).items():
+        top.plot([row.sessions for row in found], [row.p99_ttft_s for row in found], color=MIDDLE, linewidth=0.9, linestyle=":")
+        highest = max(found, key=lambda row: row.p99_ttft_s)
+        top.annotate(f"room for {other}", (highest.sessions, highest.p99_ttft_s), xytext=(0, 5), textcoords="offset points", fontsize=8)
+    if published:
+        top.plot(*zip(*published, strict=True), color=DARK, marker="x", markersize=9, linestyle="none", label="published p99")
     top.set_yscale("log")
+    top.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    top.yaxis.set_minor_formatter(lambda value, _: "")
     top.set_ylabel("time to first token (s)")
     top.set_title(title, loc="left", fontsize=10)
     bottom.plot(sessions, [100 * row.hit_rate for row in rows], color=DARK, marker="o", label="hit rate")
