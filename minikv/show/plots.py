@@ -70,6 +70,24 @@ def cliff(
     return figure
 
 
+def capacity(curve: Mapping[str, Sequence[tuple[int, float]]], title: str) -> Any:
+    """Hit rate against the cache's capacity in tokens, a line for each policy of ``curve``. Returns the figure."""
+    figure, (axis,) = new_figure(height=3.6)
+    styles = [(DARK, "o", "-"), (MIDDLE, "s", "--"), (DARK, "^", ":")]
+    for (policy, line), (color, marker, dashes) in zip(curve.items(), styles, strict=False):
+        axis.plot(
+            [tokens for tokens, _ in line], [100 * rate for _, rate in line], color=color, marker=marker, markersize=5,
+            linestyle=dashes, label=policy,
+        )  # fmt: skip
+    axis.set_xscale("log")
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("capacity of the cache (tokens)")
+    axis.set_ylabel("blocks found (%)")
+    axis.set_title(title, loc="left", fontsize=10)
+    axis.legend(frameon=False, fontsize=9)
+    return figure
+
+
 def save(figure: Any, path: str | Path) -> None:
     """Write ``figure`` as the kind of file that ``path`` ends in (.png, .svg, .pdf). ValueError for another ending."""
     figure.savefig(path, dpi=150)
