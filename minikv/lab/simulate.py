@@ -91,12 +91,12 @@ class Scenario:
     block_size: int = 16
 
     def __post_init__(self) -> None:
-        if self.kv_bytes is None:
-            object.__setattr__(self, "kv_bytes", self.session_bytes(13, "fp8"))
         if self.block_size < 1 or self.max_batch_tokens < 1:
             raise RequestError(
                 f"blocks and steps need room for a token; got a block size of {self.block_size} and {self.max_batch_tokens} tokens a step"
             )
+        if self.kv_bytes is None:
+            object.__setattr__(self, "kv_bytes", self.session_bytes(13, "fp8"))
         longest = self.workload.system_tokens + self.workload.own_tokens - 1
         if longest > self.shape.max_context:
             raise RequestError(f"a session grows to {longest} tokens, {self.shape.name} has a context of {self.shape.max_context}")
