@@ -117,7 +117,7 @@ def test_the_kv_dtype_moves_the_cliff_as_the_arithmetic_says():
         ({"kv_bytes": 10**9}, "less than one session"),
         ({"block_size": 0}, "block size"),
         ({"max_batch_tokens": 0}, "tokens a step"),
-        ({"workload": Workload(system_tokens=40_000)}, "context"),
+        ({"workload": Workload(system_tokens=41_000)}, "context"),
     ],
 )
 def test_a_scenario_that_cannot_be_is_refused(wrong, said):
