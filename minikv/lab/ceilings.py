@@ -23,6 +23,7 @@ import torch
 from minikv.shape.model_shape import ModelShape
 
 LARGE_BYTES = 256 * 2**20
+SQUARES = (1024, 2048)
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ def measure(shape: ModelShape, seconds: float = 6.0) -> Ceilings:
     with torch.inference_mode():
         large, other = torch.ones(LARGE_BYTES // 4), torch.zeros(LARGE_BYTES // 4)
         weights = torch.ones(shape.parameters)
-        sizes = [(1024, 1024, 1024), (2048, 2048, 2048)]
-        sizes += [(rows, shape.hidden, 2 * shape.ffn) for rows in (32, 512)]
+        sizes = [(n, n, n) for n in SQUARES] + [(rows, shape.hidden, 2 * shape.ffn) for rows in (32, 512)]
         return Ceilings(
             read_gb_s=_best_read(large, share),
             read_weights_gb_s=_best_read(weights, share),

@@ -165,8 +165,8 @@ def read_config(folder: Path) -> tuple[ModelShape, tuple[int, ...]]:
         raise ModelError(f"{folder}: config.json describes an impossible model: {wrong}") from None
     if shape.max_context * shape.head_dim > _MOST_ROTARY_NUMBERS:
         raise ModelError(
-            f"{folder}: config.json asks for {shape.max_context} positions of head_dim {shape.head_dim}; minikv keeps a rotary table of all "
-            f"of them, at most {_MOST_ROTARY_NUMBERS} numbers: lower max_position_embeddings to what you need"
+            f"{folder}: config.json asks for {shape.max_context} positions of head_dim {shape.head_dim}; minikv keeps a rotary table of "
+            f"all of them, at most {_MOST_ROTARY_NUMBERS} numbers: lower max_position_embeddings to what you need"
         )
     stop_tokens = _end_of_text(folder / "config.json", config)
     generation = folder / "generation_config.json"
@@ -258,13 +258,12 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
         names = _read_json(index, "").get("weight_map")
-        if not isinstance(names, dict) or not all(isinstance(name, str) and Path(name).name == name for name in names.values()):
+        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
             raise ModelError(f"{index} has no usable weight_map from tensor names to file names")
-        files = [folder / name for name in sorted(set(names.values()))]
-        for file in files:
-            if not file.exists():
-                raise ModelError(f"{folder}: {file.name} is named by {index.name} and missing")
-        return files
+        there = {file.name for file in folder.iterdir()}  # a name that leads out of the folder is none of these
+        for missing in sorted(set(names.values()) - there):
+            raise ModelError(f"{folder}: {missing[:200]!r} is named by {index.name} and missing")
+        return [folder / name for name in sorted(set(names.values()))]
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelError(f"{folder} has no *.safetensors (other formats are not read: a pickle can run code)")

@@ -25,7 +25,10 @@ def snapshot(pool: BlockPool) -> tuple[object, ...]:
     return list(pool.references), list(pool.kept), list(pool._free), order, pool.evictions
 
 
-@pytest.mark.parametrize(("tokens", "last", "full"), [(0, 0, True), (1, 1, False), (3, 3, False), (4, 4, True), (5, 1, False), (8, 4, True), (9, 1, False)])
+@pytest.mark.parametrize(
+    ("tokens", "last", "full"),
+    [(0, 0, True), (1, 1, False), (3, 3, False), (4, 4, True), (5, 1, False), (8, 4, True), (9, 1, False)],
+)
 def test_case_9_tokens_in_the_last_block_of_4(tokens, last, full):
     table = table_of(tokens, 4)
     assert (table.last_block_tokens, table.last_block_is_full) == (last, full)
@@ -130,7 +133,7 @@ MISUSES = {
 def test_misuse_of_the_pool_raises_and_changes_nothing(misuse):
     pool, owned, cached, free = with_one_block_of_each_kind()
     before = snapshot(pool)
-    with pytest.raises(ValueError, match="block -?[0-9]"):
+    with pytest.raises(ValueError, match=r"block -?[0-9]"):
         MISUSES[misuse](pool, owned, cached, free)
     assert snapshot(pool) == before
 

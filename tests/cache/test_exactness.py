@@ -300,7 +300,7 @@ def test_a_full_contiguous_buffer_refuses_with_both_numbers_and_stays_usable() -
     rows = store.run(("a", tokens[:12]), ("b", other[:3]))
     buffers = {name: bits(buffer).clone() for name, buffer in store.kv._buffers.items()}
     with pytest.raises(ValueError, match=r"20 tokens.*holds 16"):
-        store.run(("b", other[3:]), ("a", tokens[12:]), ("new", [1]))
+        store.run(("new", [1]), ("b", other[3:]), ("a", tokens[12:]))
     assert store.kv.lengths == {"a": 12, "b": 3}
     assert all(torch.equal(bits(buffer), buffers[name]) for name, buffer in store.kv._buffers.items())
     more = store.run(("a", tokens[12:16]), ("b", other[3:]))

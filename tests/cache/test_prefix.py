@@ -115,7 +115,7 @@ def test_a_chain_extended_in_pieces_is_the_chain_of_the_whole(tokens, size, cuts
     whole, pieces = KeyChain(SPACE, size), KeyChain(SPACE, size)
     whole.extend(tokens)
     for cut in [*sorted(cuts), len(tokens)]:
-        if cut * 1 <= len(tokens):
+        if cut <= len(tokens):
             pieces.extend(tokens[:cut])
     assert (pieces.keys, pieces.chunks) == (whole.keys, whole.chunks)
     assert len(whole.keys) == len(tokens) // size
@@ -133,7 +133,8 @@ def test_a_copied_chain_goes_its_own_way():
     assert len(chain.keys) == 2
 
 
-names = st.dictionaries(st.sampled_from(["adapter", "salt", "model", "dtype"]), st.one_of(st.none(), st.text(max_size=3), st.integers(0, 9)))
+values = st.one_of(st.none(), st.text(max_size=3), st.integers(0, 9))
+names = st.dictionaries(st.sampled_from(["adapter", "salt", "model", "dtype"]), values)
 
 
 @given(names, names)
@@ -149,7 +150,7 @@ def test_case_14_an_adapter_named_like_a_salt_is_no_salt():
 
 
 def test_case_14_a_different_salt_never_hits(run):
-    cache, serve = run(8)
+    _, serve = run(8)
     a, b = namespace(content="m", salt="a"), namespace(content="m", salt="b")
     assert [serve(list(range(9)), space) for space in (a, b, a, b)] == [0, 0, 2, 2]
 

@@ -7,6 +7,9 @@ spelled out instead: ``load`` takes the next few numbers of an array, ``add_prod
 shorter (16 floats are two AVX registers), it takes several of them.
 """
 
+# What is compiled has no types to check: Numba infers them.
+# mypy: disable-error-code="no-untyped-def, call-arg, no-untyped-call, misc"
+
 from __future__ import annotations
 
 from typing import Any
@@ -34,7 +37,7 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(manager, vector, ir.VectorType(manager.lookup(vector.dtype).get_value_type(), vector.lanes))
 
 
-def _vector_at(context, builder, array_type, array, index, vector):  # type: ignore[no-untyped-def]
+def _vector_at(context, builder, array_type, array, index, vector):
     data = make_array(array_type)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), context.get_value_type(vector).as_pointer())
 
@@ -44,10 +47,10 @@ def _align(vector: Vector) -> int:
 
 
 @intrinsic
-def load(context, like, row, at):  # type: ignore[no-untyped-def]
+def load(context, like, row, at):
     """row[at : at + lanes] of a contiguous row, as a vector like ``like``."""
 
-    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def code(context, builder, signature, arguments):
         pointer = _vector_at(context, builder, signature.args[1], arguments[1], arguments[2], like)
         return builder.load(pointer, align=_align(like))
 
@@ -55,10 +58,10 @@ def load(context, like, row, at):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def store(context, row, at, value):  # type: ignore[no-untyped-def]
+def store(context, row, at, value):
     """row[at : at + lanes] = value."""
 
-    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def code(context, builder, signature, arguments):
         pointer = _vector_at(context, builder, signature.args[0], arguments[0], arguments[1], value)
         builder.store(arguments[2], pointer, align=_align(value))
         return context.get_dummy_value()
@@ -67,10 +70,10 @@ def store(context, row, at, value):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def prefetch(context, row, at):  # type: ignore[no-untyped-def]
+def prefetch(context, row, at):
     """Begin to bring row[at], and what shares its cache line, into the cache; do not wait for it."""
 
-    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def code(context, builder, signature, arguments):
         data = make_array(signature.args[0])(context, builder, arguments[0]).data
         pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
         number = ir.IntType(32)
@@ -83,40 +86,40 @@ def prefetch(context, row, at):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def zeros(context, pointer):  # type: ignore[no-untyped-def]
+def zeros(context, pointer):
     """Zeros in a vector of the type that ``pointer`` points to."""
 
-    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def code(context, builder, signature, arguments):
         return ir.Constant(context.get_value_type(pointer.dtype), [0.0] * pointer.dtype.lanes)
 
     return pointer.dtype(pointer), code
 
 
 @intrinsic
-def lanes_of(context, vector):  # type: ignore[no-untyped-def]
+def lanes_of(context, vector):
     """How many numbers are in a vector, as a constant."""
 
-    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def code(context, builder, signature, arguments):
         return ir.Constant(ir.IntType(64), vector.lanes)
 
     return types.int64(vector), code
 
 
 @intrinsic
-def add(context, a, b):  # type: ignore[no-untyped-def]
+def add(context, a, b):
     """a + b, lane by lane."""
 
-    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def code(context, builder, signature, arguments):
         return builder.fadd(*arguments, flags=ADD_IN_ANY_ORDER)
 
     return a(a, b), code
 
 
 @intrinsic
-def add_product(context, total, a, b):  # type: ignore[no-untyped-def]
+def add_product(context, total, a, b):
     """total + a * b, lane by lane; ``a`` may be one number for all lanes."""
 
-    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def code(context, builder, signature, arguments):
         sum_, a_, b_ = arguments
         if not isinstance(a, Vector):
             one = builder.insert_element(ir.Constant(b_.type, ir.Undefined), a_, ir.Constant(ir.IntType(32), 0))
@@ -127,10 +130,10 @@ def add_product(context, total, a, b):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def total(context, vector):  # type: ignore[no-untyped-def]
+def total(context, vector):
     """The sum over the lanes, by halves: add the upper half to the lower one until one number is left."""
 
-    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def code(context, builder, signature, arguments):
         value, lanes, index = arguments[0], vector.lanes, ir.IntType(32)
         while lanes > 1:
             lanes //= 2
@@ -142,14 +145,14 @@ def total(context, vector):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def totals(context, a, b, c, d):  # type: ignore[no-untyped-def]
+def totals(context, a, b, c, d):
     """The four vectors' totals as one vector of four: together, for half the instructions of one by one.
 
     Each step adds upper halves to lower halves, with as many of the four in one vector as there is room for.
     """
     result = Vector(a.dtype, 4)
 
-    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def code(context, builder, signature, arguments):
         vectors, groups = list(arguments), 1  # each vector holds ``groups`` sums of ``width`` lanes
         width = a.lanes
         while width > 1:
@@ -171,7 +174,7 @@ def totals(context, a, b, c, d):  # type: ignore[no-untyped-def]
     return result(a, b, c, d), code
 
 
-def _shuffle(builder, x, y, lanes):  # type: ignore[no-untyped-def]
+def _shuffle(builder, x, y, lanes):
     """The given lanes of x and y, counted through both."""
     lanes = list(lanes)
     return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))

@@ -62,7 +62,7 @@ def _openmp_parallel() -> Callable[[int, int, int, int], None] | None:
         return None
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     parallel.restype = None
-    return parallel  # type: ignore[no-any-return]
+    return parallel
 
 
 def _run_on_python_threads(kernel: int, arguments: int, threads: int) -> None:

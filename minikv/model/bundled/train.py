@@ -237,7 +237,8 @@ def train(out: Path, steps: int = STEPS, minutes: float = math.inf) -> dict[str,
     """Train from scratch and write everything to `out`; returns the log (also in out/training_log.json).
 
     The schedule follows the steps done or the minutes gone, whichever are further along; without `minutes` nothing
-    depends on the clock. (The last bits of the sums still depend on how many threads the machine's load allows.) A usable model is written every five minutes.
+    depends on the clock. (The last bits of the sums still depend on how many threads the machine's load allows.) A
+    usable model is written every five minutes.
     """
     tokenizer = train_tokenizer()
     rows = Rows(tokenizer, SEED)

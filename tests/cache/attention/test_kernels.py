@@ -45,7 +45,9 @@ class Case:
         self.spans, self.layer = spans, layers - 1
         shape = ModelShape(layers=layers, hidden=8, heads=heads, kv_heads=kv_heads, head_dim=head_dim, vocab=8, ffn=8)
         needed = [blocks_for(start + count, block_size) for start, count in spans]
-        self.paged = Paged(shape, sum(needed) + 3, block_size, dtype, attention="reference", bucket=lambda tokens: tokens + padding)
+        self.paged = Paged(
+            shape, sum(needed) + 3, block_size, dtype, attention="reference", bucket=lambda tokens: tokens + padding
+        )
         order = list(range(sum(needed) + 3))
         random.Random(seed).shuffle(order)
         self.tables = []
@@ -74,7 +76,10 @@ class Case:
 
     def begin(self) -> StepTensors:
         return self.paged.begin(
-            [Piece(i, [1] * count, start, table) for i, ((start, count), table) in enumerate(zip(self.spans, self.tables, strict=True))]
+            [
+                Piece(i, [1] * count, start, table)
+                for i, ((start, count), table) in enumerate(zip(self.spans, self.tables, strict=True))
+            ]
         )
 
     def run(self, name: str) -> Tensor:
@@ -98,7 +103,8 @@ class Case:
         before = self.paged.pool.clone()
         out, want = self.run(name), self.dense()
         dtype = self.paged.pool.dtype
-        assert out.shape == self.q.shape and out.dtype == dtype
+        assert out.shape == self.q.shape
+        assert out.dtype == dtype
         torch.testing.assert_close(out[: len(want)].double(), want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
         self.put(before, only_cached=False)
         scratch = self.paged.scratch
@@ -114,7 +120,17 @@ def edges(block_size: int) -> list[tuple[int, int]]:
     b = block_size
     lengths = sorted({1, 2, max(b - 1, 1), b, b + 1, 2 * b, 2 * b + 1, 5 * b - 1, 140})
     decodes = [(length - 1, 1) for length in lengths]
-    chunks = [(0, 2), (0, FEW), (0, FEW + 1), (b, FEW + 2), (b + 1, 2), (3 * b - 1, b + 1), (2 * b, 2 * b + FEW), (130, FEW), (37, 40)]
+    chunks = [
+        (0, 2),
+        (0, FEW),
+        (0, FEW + 1),
+        (b, FEW + 2),
+        (b + 1, 2),
+        (3 * b - 1, b + 1),
+        (2 * b, 2 * b + FEW),
+        (130, FEW),
+        (37, 40),
+    ]
     return decodes + chunks
 
 
@@ -184,7 +200,8 @@ def test_nan_stays_with_its_sequence_and_nothing_crashes(name: str) -> None:
     case.keys[0][3] = math.nan
     case.put(case.paged.pool, only_cached=True)
     out = case.run(name)
-    assert out[0].isnan().all() and out[1:].isfinite().all()
+    assert out[0].isnan().all()
+    assert out[1:].isfinite().all()
 
 
 @pytest.mark.parametrize("name", DIALECTS)
