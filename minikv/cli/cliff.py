@@ -65,7 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = perf_counter() - started
     console.show(console.cliff_table(rows, fits, unit="ms"))
     _verdict(rows, fits)
-    console.write_json(arguments.json, as_json(rows, fits, seconds, workload))
+    setting = {"model": arguments.model, "block_size": arguments.block_size, "max_batch_tokens": arguments.max_batch_tokens}
+    console.write_json(arguments.json, as_json(rows, fits, seconds, workload, **setting))
     if arguments.plot:
         from minikv.show import plots
 

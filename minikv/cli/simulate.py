@@ -5,7 +5,10 @@ step moves and the operations that it needs on the chosen machine (a roofline).
 
 cliff: Momento's experiment (2026): Qwen3-4B on an NVIDIA L4, a shared system prompt of 10,000 tokens, then 12 turns.
 The KV capacity was not published; it is fitted to the speaker's "about 13" sessions. The step budget was not published
-either. What is predicted is that there is a cliff, how steep it is, and the tail behind it."""
+either. What is predicted is that there is a cliff, how steep it is, and the tail behind it.
+
+With --measured F, F being what `minikv cliff --json F` wrote, it computes that experiment instead, with this machine's
+own rates, and stands beside what was measured: the simulator tested against reality."""
 
 from __future__ import annotations
 
@@ -43,16 +46,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step-overhead", type=float, default=0.0, metavar="S", help="seconds a step beside the roofline")
     parser.add_argument("--sessions", metavar="N,N,...", help=f"default {','.join(map(str, COUNTS))}")
     parser.add_argument("--no-band", action="store_true", help=f"do not compute the capacities of {BAND[0]} and {BAND[1]} sessions")
+    parser.add_argument("--measured", metavar="F", help="predict the measured cliff in F (from minikv cliff --json F)")
     parser.add_argument("--json", metavar="F", help="write the numbers to F")
     parser.add_argument("--plot", metavar="F", default="simulated_cliff.png", help="write the figure to F")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    console.check_writable(arguments.json)
+    console.check_writable(arguments.plot, endings=(".png", ".svg", ".pdf"))
+    return _run_measured(arguments) if arguments.measured else _run_published(arguments)
+
+
+def _run_published(arguments: argparse.Namespace) -> int:
     from minikv.lab.cliff import PUBLISHED, as_json
 
     started = perf_counter()
-    console.check_writable(arguments.json)
-    console.check_writable(arguments.plot, endings=(".png", ".svg", ".pdf"))
     scenario = _scenario(arguments)
     counts = console.whole_numbers(arguments.sessions) if arguments.sessions else list(COUNTS)
     bands = {} if arguments.no_band else {fits: [n for n in counts if abs(n - fits) <= 8] for fits in BAND}
@@ -84,6 +92,47 @@ def run(arguments: argparse.Namespace) -> int:
         plots.save(plots.cliff(rows, scenario.fits, title, band, [(p["sessions"], p["p99_ttft_s"]) for p in PUBLISHED]), arguments.plot)
         print(f"figure: {arguments.plot}")
     print(f"{seconds:.0f} s in all")
+    return 0
+
+
+def _run_measured(arguments: argparse.Namespace) -> int:
+    """Predict a measured cliff: same model, workload and pool, this machine's rates."""
+    from minikv.lab.cliff import as_json, read_measured
+    from minikv.lab.simulate import Scenario
+    from minikv.lab.this_machine import measure_machine
+    from minikv.model.weights import load
+
+    started = perf_counter()
+    measured = read_measured(arguments.measured)
+    model = load(measured.model)
+    machine = measure_machine(model, measured.block_size, measured.max_batch_tokens)
+    print(
+        f"this machine: {machine.bytes_per_s / 1e9:.1f} GB/s, {machine.flops_per_s / 1e9:.0f} GFLOP/s, "
+        f"{1000 * machine.step_overhead_s:.2f} ms a step besides"
+    )
+    dtype = str(model.dtype).removeprefix("torch.")
+    common = {
+        "shape": model.shape, "machine": machine, "workload": measured.workload, "weight_dtype": dtype, "kv_dtype": dtype,
+        "max_batch_tokens": measured.max_batch_tokens, "block_size": measured.block_size,
+    }  # fmt: skip
+    scenario = Scenario(**common, kv_bytes=Scenario(**common).session_bytes(measured.fits))
+    rows = [scenario.run(row.sessions) for row in measured.rows]
+    table = console.table("sessions", "hit rate", "computed", "p50 ms", "computed", "ratio", "p99 ms", "computed", "ratio")
+    for real, row in zip(measured.rows, rows, strict=True):
+        table.add_row(
+            str(row.sessions), f"{real.hit_rate:.2%}", f"{row.hit_rate:.2%}",
+            f"{1000 * real.p50_ttft_s:,.0f}", f"{1000 * row.p50_ttft_s:,.0f}", f"{row.p50_ttft_s / real.p50_ttft_s:.2f}",
+            f"{1000 * real.p99_ttft_s:,.0f}", f"{1000 * row.p99_ttft_s:,.0f}", f"{row.p99_ttft_s / real.p99_ttft_s:.2f}",
+        )  # fmt: skip
+    console.show(table)
+    content = as_json(rows, measured.fits, perf_counter() - started, measured.workload, measured=[asdict(row) for row in measured.rows])
+    console.write_json(arguments.json, content)
+    if arguments.plot:
+        from minikv.show import plots
+
+        crosses = [(row.sessions, row.p99_ttft_s) for row in measured.rows]
+        plots.save(plots.cliff(rows, measured.fits, "Computed with this machine's rates", None, crosses, "measured p99"), arguments.plot)
+        print(f"figure: {arguments.plot}")
     return 0
 
 

@@ -27,13 +27,14 @@ def cliff(
     fits: int,
     title: str,
     band: Mapping[int, Sequence[Any]] | None = None,
-    published: Sequence[tuple[int, float]] = (),
+    beside: Sequence[tuple[int, float]] = (),
+    beside_label: str = "published p99",
 ) -> Any:
     """Time to first token (p50, p99 and the spread over sessions) above, hit rate below, against the number of sessions.
 
     ``rows`` have the attributes of a ``lab.cliff.CliffRow``. The dashed line stands where the arithmetic puts the cliff.
     ``band`` has rows for other capacities (whole sessions that fit), drawn as thin p99 lines with their number;
-    ``published`` are (sessions, p99 in s) of somebody's measurement, drawn as crosses. Returns the matplotlib figure.
+    ``beside`` are (sessions, p99 in s) of a measurement to compare with, drawn as crosses. Returns the matplotlib figure.
     """
     figure, (top, bottom) = new_figure(rows=2, height=2.9)
     sessions = [row.sessions for row in rows]
@@ -47,8 +48,8 @@ def cliff(
         top.plot([row.sessions for row in found], [row.p99_ttft_s for row in found], color=MIDDLE, linewidth=0.9, linestyle=":")
         highest = max(found, key=lambda row: row.p99_ttft_s)
         top.annotate(f"room for {other}", (highest.sessions, highest.p99_ttft_s), xytext=(0, 5), textcoords="offset points", fontsize=8)
-    if published:
-        top.plot(*zip(*published, strict=True), color=DARK, marker="x", markersize=9, linestyle="none", label="published p99")
+    if beside:
+        top.plot(*zip(*beside, strict=True), color=DARK, marker="x", markersize=9, linestyle="none", label=beside_label)
     top.set_yscale("log")
     top.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     top.yaxis.set_minor_formatter(lambda value, _: "")
