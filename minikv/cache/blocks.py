@@ -36,7 +36,7 @@ class BlockTable:
     The numbers are kept as int32 in one flat piece of memory, so that a step copies a table instead of walking it.
     """
 
-    __slots__ = ("blocks", "block_size", "num_tokens")
+    __slots__ = ("block_size", "blocks", "num_tokens")
 
     def __init__(self, block_size: int) -> None:
         self.blocks: array[int] = array("i")
@@ -169,9 +169,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, block_size: int, eviction: EvictionPolicy | None = None) -> None:
         if num_blocks < 1 or block_size < 1:
-            raise ValueError(
-                f"a pool needs at least one block of at least one slot; got num_blocks={num_blocks}, block_size={block_size}"
-            )
+            raise ValueError(f"a pool needs at least one block of at least one slot; got num_blocks={num_blocks}, block_size={block_size}")
         self.num_blocks, self.block_size = num_blocks, block_size
         self.references = [0] * num_blocks
         self.kept = [False] * num_blocks  # its content has a key: it must not be written to

@@ -66,7 +66,7 @@ def _run_published(arguments: argparse.Namespace) -> int:
     bands = {} if arguments.no_band else {fits: [n for n in counts if abs(n - fits) <= 8] for fits in BAND}
     workload = scenario.workload
     print(
-        f"{scenario.shape.name} on {scenario.machine.name}: {scenario.kv_bytes / 1e9:.2f} GB of KV in {scenario.kv_dtype} hold "  # type: ignore[operator]
+        f"{scenario.shape.name} on {scenario.machine.name}: {scenario.kv_bytes / 1e9:.2f} GB of KV in {scenario.kv_dtype} hold "
         f"{scenario.num_blocks * scenario.block_size:,} tokens = {workload.system_tokens:,} shared + {scenario.fits} sessions of "
         f"{workload.own_tokens:,}: the cliff must be at {scenario.fits + 1}."
     )
@@ -111,11 +111,10 @@ def _run_measured(arguments: argparse.Namespace) -> int:
         f"{1000 * machine.step_overhead_s:.2f} ms a step besides"
     )
     dtype = str(model.dtype).removeprefix("torch.")
-    common = {
-        "shape": model.shape, "machine": machine, "workload": measured.workload, "weight_dtype": dtype, "kv_dtype": dtype,
-        "max_batch_tokens": measured.max_batch_tokens, "block_size": measured.block_size,
-    }  # fmt: skip
-    scenario = Scenario(**common, kv_bytes=Scenario(**common).session_bytes(measured.fits))
+    scenario = Scenario(
+        model.shape, machine, measured.workload, kv_bytes=10**15, weight_dtype=dtype, kv_dtype=dtype,
+        max_batch_tokens=measured.max_batch_tokens, block_size=measured.block_size,
+    ).with_capacity(measured.fits, dtype)  # fmt: skip
     rows = [scenario.run(row.sessions) for row in measured.rows]
     table = console.table("sessions", "hit rate", "computed", "p50 ms", "computed", "ratio", "p99 ms", "computed", "ratio")
     for real, row in zip(measured.rows, rows, strict=True):
@@ -149,19 +148,17 @@ def _scenario(arguments: argparse.Namespace) -> Scenario:
             shape.kv_bytes_per_token(dtype)
     except ValueError as wrong:
         raise RequestError(str(wrong)) from None
-    workload = Workload(
-        arguments.system_tokens, arguments.turns, arguments.turn_tokens, arguments.output_tokens, arguments.think_time
-    )
+    workload = Workload(arguments.system_tokens, arguments.turns, arguments.turn_tokens, arguments.output_tokens, arguments.think_time)
     if arguments.fits < 1:
         raise RequestError(f"the memory must hold at least one session, not {arguments.fits}")
     if arguments.kv_gb is not None and not 0 < arguments.kv_gb < 1e6:
         raise RequestError(f"--kv-gb must be above 0, not {arguments.kv_gb}")
-    common = {
-        "shape": shape, "machine": machine, "workload": workload, "weight_dtype": arguments.weight_dtype,
-        "max_batch_tokens": arguments.max_batch_tokens, "block_size": arguments.block_size,
-    }  # fmt: skip
-    kv_bytes = int(arguments.kv_gb * 1e9) if arguments.kv_gb else Scenario(**common).session_bytes(arguments.fits, "fp8")
-    return Scenario(kv_bytes=kv_bytes, kv_dtype=arguments.kv_dtype, **common)
+    scenario = Scenario(
+        shape, machine, workload, kv_bytes=10**15, weight_dtype=arguments.weight_dtype,
+        max_batch_tokens=arguments.max_batch_tokens, block_size=arguments.block_size,
+    )  # fmt: skip
+    kv_bytes = scenario.session_bytes(arguments.fits, "fp8") if arguments.kv_gb is None else int(arguments.kv_gb * 1e9)
+    return replace(scenario, kv_bytes=kv_bytes, kv_dtype=arguments.kv_dtype)
 
 
 def _compare(rows: list[CliffRow]) -> None:
@@ -173,6 +170,5 @@ def _compare(rows: list[CliffRow]) -> None:
         if row is not None:
             ratio = row.p99_ttft_s / published["p99_ttft_s"]
             print(
-                f"{row.sessions} sessions: p99 {row.p99_ttft_s:.1f} s computed, {published['p99_ttft_s']} s published "
-                f"({ratio:.2f} of it)"
+                f"{row.sessions} sessions: p99 {row.p99_ttft_s:.1f} s computed, {published['p99_ttft_s']} s published ({ratio:.2f} of it)"
             )

@@ -44,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     total = kv_bytes(shape, tokens, requests, shared, arguments.kv_dtype)
     weights = None if shape.mla_latent is not None else int(shape.parameters * BYTES_PER_NUMBER[arguments.weight_dtype])
 
-    print(f"{shape.name}: {shape.attention}, {shape.layers} layers, {shape.kv_heads} KV heads of {shape.head_dim}" if shape.mla_latent is None
-          else f"{shape.name}: MLA, {shape.layers} layers, {shape.mla_latent} numbers a token and layer")  # fmt: skip
+    stored = f"{shape.kv_heads} KV heads of {shape.head_dim}" if shape.mla_latent is None else f"{shape.mla_latent} numbers a token"
+    print(f"{shape.name}: {shape.attention}, {shape.layers} layers, {stored}")
     print(f"a token in {arguments.kv_dtype}: {with_unit(a_token)}")
     prefix = f", {shared:,} of them shared" if shared else ""
     print(f"{requests:,} requests of {tokens:,} tokens{prefix}: {with_unit(total)}")

@@ -142,13 +142,19 @@ def measure(
             "take fewer turns or smaller ones"
         )
     warm_up(model, max_batch_tokens)
-    return [
-        measure_row(
-            lambda num_blocks, size: TorchRunner(model, num_blocks, size, attention),
-            workload, fits, sessions, block_size, max_batch_tokens, lambda turn, n=sessions: on_turn(n, turn),
-        )
-        for sessions in counts
-    ]  # fmt: skip
+    rows = []
+    for sessions in counts:
+
+        def told(turn: Turn, sessions: int = sessions) -> None:
+            on_turn(sessions, turn)
+
+        rows.append(
+            measure_row(
+                lambda num_blocks, size: TorchRunner(model, num_blocks, size, attention),
+                workload, fits, sessions, block_size, max_batch_tokens, told,
+            )
+        )  # fmt: skip
+    return rows
 
 
 def as_json(rows: Sequence[CliffRow], fits: int, seconds: float, workload: Workload, **more: Any) -> dict[str, Any]:

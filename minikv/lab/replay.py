@@ -82,7 +82,9 @@ def _checked(line: str, parents: dict[int, int | None], where: str) -> list[int]
         raise RequestError(f"{where}: a prompt names a block twice; equal ids stand for equal prefixes")
     for parent, each in zip([None, *ids], ids, strict=False):
         if parents.setdefault(each, parent) != parent:
-            raise RequestError(f"{where}: id {each} follows {parent}, and before it followed {parents[each]}; equal ids stand for equal prefixes")
+            raise RequestError(
+                f"{where}: id {each} follows {parent}, and before it followed {parents[each]}; equal ids stand for equal prefixes"
+            )
     return ids
 
 

@@ -71,6 +71,10 @@ class RooflineRunner:
         return StepResult([0] * len(plan.draws), [0.0] * len(plan.draws), self._clock)
 
 
+WORKLOAD = Workload(system_tokens=10_000, turns=12, turn_tokens=1_000, output_tokens=75)
+FITS = 13  # whole sessions, in fp8 and blocks of 16
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A model on a machine under a workload, with so much memory for KV: everything that a simulated cliff depends on.
@@ -83,8 +87,8 @@ class Scenario:
 
     shape: ModelShape = PRESETS["qwen3-4b"]
     machine: Hardware = HARDWARE["l4"]
-    workload: Workload = Workload(system_tokens=10_000, turns=12, turn_tokens=1_000, output_tokens=75)
-    kv_bytes: int | None = None
+    workload: Workload = WORKLOAD
+    kv_bytes: int = WORKLOAD.blocks(FITS, 16) * 16 * PRESETS["qwen3-4b"].kv_bytes_per_token("fp8")
     weight_dtype: str = "fp8"
     kv_dtype: str = "fp8"
     max_batch_tokens: int = 4096
@@ -95,8 +99,6 @@ class Scenario:
             raise RequestError(
                 f"blocks and steps need room for a token; got a block size of {self.block_size} and {self.max_batch_tokens} tokens a step"
             )
-        if self.kv_bytes is None:
-            object.__setattr__(self, "kv_bytes", self.session_bytes(13, "fp8"))
         longest = self.workload.system_tokens + self.workload.own_tokens - 1
         if longest > self.shape.max_context:
             raise RequestError(f"a session grows to {longest} tokens, {self.shape.name} has a context of {self.shape.max_context}")
@@ -114,7 +116,6 @@ class Scenario:
     @property
     def num_blocks(self) -> int:
         """Whole blocks that ``kv_bytes`` hold in ``kv_dtype``."""
-        assert self.kv_bytes is not None
         return self.kv_bytes // (self.block_size * self.shape.kv_bytes_per_token(self.kv_dtype))
 
     @property

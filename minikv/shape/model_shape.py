@@ -149,9 +149,7 @@ PRESETS: dict[str, ModelShape] = {
         _llama("gpt-2", 12, 768, 12, 12, 3072, 50_257, 1024, tied=True),
         _llama("deepseek-v3", 61, 7168, 128, 128, 18432, 129_280, 163_840, head_dim=128, mla_latent=512 + 64),
         # The model on which speeds are compared: small enough for a laptop, large enough not to fit its caches.
-        ModelShape(
-            name="bench-14m", layers=8, hidden=384, heads=6, kv_heads=2, head_dim=64, vocab=4096, ffn=1024, qk_norm=True
-        ),
+        ModelShape(name="bench-14m", layers=8, hidden=384, heads=6, kv_heads=2, head_dim=64, vocab=4096, ffn=1024, qk_norm=True),
     )
 }
 

@@ -10,7 +10,7 @@ from minikv.shape.model_shape import ModelShape
 
 
 def with_unit(count: float) -> str:
-    """"147,456 B = 147.5 KB = 144.0 KiB": bytes, decimal and binary; small numbers in bytes alone."""
+    """ "147,456 B = 147.5 KB = 144.0 KiB": bytes, decimal and binary; small numbers in bytes alone."""
     exact = f"{count:,.0f} B"
     for power, letter in ((4, "T"), (3, "G"), (2, "M"), (1, "K")):
         if count >= 1000**power:

@@ -63,9 +63,7 @@ def cliff(
     for axis in (top, bottom):
         axis.axvline(fits + 0.5, color=DARK, linestyle=(0, (6, 4)), linewidth=1)
         axis.set_xticks(sessions)
-    bottom.annotate(
-        f"{fits} sessions fill the pool", (fits + 0.5, 4), xytext=(-6, 0), textcoords="offset points", ha="right", fontsize=9
-    )
+    bottom.annotate(f"{fits} sessions fill the pool", (fits + 0.5, 4), xytext=(-6, 0), textcoords="offset points", ha="right", fontsize=9)
     top.legend(frameon=False, fontsize=9, loc="upper left")
     bottom.legend(frameon=False, fontsize=9, loc="lower left")
     return figure

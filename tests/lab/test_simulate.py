@@ -87,7 +87,7 @@ def test_one_session_too_many_misses_as_the_rotation_argument_says(sessions):
 
 
 def test_the_published_cliff_is_where_the_arithmetic_puts_it():
-    scenario = Scenario(block_size=64)
+    scenario = Scenario(block_size=64).with_capacity(13)
     assert scenario.fits == 13
     rows = {sessions: scenario.run(sessions) for sessions in (6, 12, 13, 14)}
     for sessions in (6, 12, 13):
