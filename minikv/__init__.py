@@ -22,7 +22,7 @@ _WHERE = {
     "generate_with_cache": "minikv.cache.contiguous",
 }
 
-__all__ = ["__version__", *_WHERE]  # noqa: PLE0604
+__all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
     from minikv.cache.contiguous import generate_with_cache as generate_with_cache

@@ -19,7 +19,9 @@ def main(argv: list[str] | None = None) -> int:
     for module in iter_modules(cli.__path__):
         command = import_module(f"minikv.cli.{module.name}")
         summary, _, details = (command.__doc__ or "").partition("\n")
-        one = commands.add_parser(module.name, help=summary, description=f"{summary}\n{details}", formatter_class=argparse.RawTextHelpFormatter)
+        one = commands.add_parser(
+            module.name, help=summary, description=f"{summary}\n{details}", formatter_class=argparse.RawTextHelpFormatter
+        )
         command.add_arguments(one)
         one.set_defaults(run=command.run)
     arguments = parser.parse_args(argv)

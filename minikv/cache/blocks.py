@@ -18,6 +18,7 @@ an eviction policy chooses.
 
 from __future__ import annotations
 
+import heapq
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -35,7 +36,7 @@ class BlockTable:
     The numbers are kept as int32 in one flat piece of memory, so that a step copies a table instead of walking it.
     """
 
-    __slots__ = ("blocks", "block_size", "num_tokens")
+    __slots__ = ("block_size", "blocks", "num_tokens")
 
     def __init__(self, block_size: int) -> None:
         self.blocks: array[int] = array("i")
@@ -72,6 +73,10 @@ class BlockTable:
 class EvictionPolicy(Protocol):
     """Chooses which cached block goes next. The pool tells it of every block that becomes or stops being evictable."""
 
+    def keep(self, block: int) -> None:
+        """``block`` holds new content that can be found. It still has an owner."""
+        ...
+
     def add(self, block: int) -> None:
         """``block`` lost its last owner and may be evicted from now on."""
         ...
@@ -99,6 +104,9 @@ class LeastRecentlyUsed:
     def __init__(self) -> None:
         self._order: OrderedDict[int, None] = OrderedDict()
 
+    def keep(self, block: int) -> None:
+        """How old a content is does not matter here."""
+
     def add(self, block: int) -> None:
         self._order[block] = None
 
@@ -115,6 +123,43 @@ class LeastRecentlyUsed:
         return block in self._order
 
 
+class FirstInFirstOut:
+    """Gives up the content that was computed the longest ago, however often it was used since.
+
+    The heads of chains are the oldest, and a head takes its tail along: worse than LRU, and here to show by how much.
+    """
+
+    def __init__(self) -> None:
+        self._age: dict[int, int] = {}
+        self._count = 0
+        self._evictable: set[int] = set()
+        self._heap: list[tuple[int, int]] = []  # (age, block); void when not evictable, or of another age by now
+
+    def keep(self, block: int) -> None:
+        self._count += 1
+        self._age[block] = self._count
+
+    def add(self, block: int) -> None:
+        self._evictable.add(block)
+        heapq.heappush(self._heap, (self._age[block], block))
+
+    def remove(self, block: int) -> None:
+        self._evictable.remove(block)
+
+    def choose(self) -> int:
+        while True:
+            age, block = heapq.heappop(self._heap)
+            if block in self._evictable and self._age[block] == age:
+                self._evictable.remove(block)
+                return block
+
+    def __len__(self) -> int:
+        return len(self._evictable)
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._evictable
+
+
 class BlockPool:
     """``num_blocks`` blocks of ``block_size`` slots: who owns which, and which may be taken.
 
@@ -124,9 +169,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, block_size: int, eviction: EvictionPolicy | None = None) -> None:
         if num_blocks < 1 or block_size < 1:
-            raise ValueError(
-                f"a pool needs at least one block of at least one slot; got num_blocks={num_blocks}, block_size={block_size}"
-            )
+            raise ValueError(f"a pool needs at least one block of at least one slot; got num_blocks={num_blocks}, block_size={block_size}")
         self.num_blocks, self.block_size = num_blocks, block_size
         self.references = [0] * num_blocks
         self.kept = [False] * num_blocks  # its content has a key: it must not be written to
@@ -199,6 +242,7 @@ class BlockPool:
         if self.references[block] == 0 or self.kept[block]:
             raise ValueError(f"block {block} cannot be kept: {self.references[block]} owners, kept: {self.kept[block]}")
         self.kept[block] = True
+        self._cached.keep(block)
 
     def forget(self, block: int) -> None:
         """The block's content lost its key: with owners it stays theirs, without it is free."""

@@ -26,9 +26,7 @@ class Contiguous:
     A sequence gets its buffer when it first appears in a step and keeps it until ``drop``.
     """
 
-    def __init__(
-        self, shape: ModelShape, max_tokens: int, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
-    ) -> None:
+    def __init__(self, shape: ModelShape, max_tokens: int, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> None:
         self.shape, self.max_tokens, self.dtype, self.device = shape, max_tokens, dtype, torch.device(device)
         self.lengths: dict[Hashable, int] = {}
         self._buffers: dict[Hashable, Tensor] = {}

@@ -68,9 +68,7 @@ class Paged:
             raise ValueError(f"a pool needs at least one block of one slot, not {num_blocks} blocks of {block_size}")
         self.shape, self.num_blocks, self.block_size = shape, num_blocks, block_size
         self.device = torch.device(device)
-        self.pool = torch.zeros(
-            (num_blocks + 1, shape.layers, 2, shape.kv_heads, block_size, shape.head_dim), dtype=dtype, device=device
-        )
+        self.pool = torch.zeros((num_blocks + 1, shape.layers, 2, shape.kv_heads, block_size, shape.head_dim), dtype=dtype, device=device)
         self.scratch = num_blocks
         self.attention = kernel(attention, dtype, self.device)
         self.bucket = bucket

@@ -49,7 +49,7 @@ class KeyChain:
     last block that has been hit or published: the one that the next is chained to.
     """
 
-    __slots__ = ("namespace", "block_size", "keys", "chunks", "linked", "_last")
+    __slots__ = ("_last", "block_size", "chunks", "keys", "linked", "namespace")
 
     def __init__(self, namespace: bytes, block_size: int) -> None:
         self.namespace, self.block_size = namespace, block_size

@@ -63,9 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
 
         rows = measure(model, workload, fits, counts, arguments.block_size, arguments.max_batch_tokens, on_turn=on_turn)
     seconds = perf_counter() - started
-    console.show(_table(rows, fits))
+    console.show(console.cliff_table(rows, fits, unit="ms"))
     _verdict(rows, fits)
-    console.write_json(arguments.json, as_json(rows, fits, seconds, workload))
+    setting = {"model": arguments.model, "block_size": arguments.block_size, "max_batch_tokens": arguments.max_batch_tokens}
+    console.write_json(arguments.json, as_json(rows, fits, seconds, workload, **setting))
     if arguments.plot:
         from minikv.show import plots
 
@@ -73,22 +74,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"figure: {Path(arguments.plot)}")
     print(f"{seconds:.0f} s in all")
     return 0
-
-
-def _table(rows: list[CliffRow], fits: int) -> object:
-    table = console.table(
-        "sessions", "p50 TTFT ms", "p99 TTFT ms", "hit rate", "possible", "luckiest ms", "unluckiest ms", "tokens/s", "cold p99 ms"
-    )
-    for row in rows:
-        if row.sessions > fits and (row is rows[0] or rows[rows.index(row) - 1].sessions <= fits):
-            table.add_section()
-        table.add_row(
-            str(row.sessions), *(f"{1000 * value:,.0f}" for value in (row.p50_ttft_s, row.p99_ttft_s)),
-            f"{row.hit_rate:.1%}", f"{row.best_hit_rate:.1%}",
-            *(f"{1000 * value:,.0f}" for value in (row.luckiest_ttft_s, row.unluckiest_ttft_s)),
-            f"{row.tokens_per_s:,.0f}", f"{1000 * row.cold_p99_ttft_s:,.0f}",
-        )  # fmt: skip
-    return table
 
 
 def _verdict(rows: list[CliffRow], fits: int) -> None:

@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
             for output in engine.step():
                 print(output.new_text, end="", flush=True)
         print()
-        assert output is not None and output.ttft_s is not None
+        assert output is not None
+        assert output.ttft_s is not None
         decode_s = output.token_times_s[-1] - output.ttft_s
         speed = f"{(len(output.tokens) - 1) / decode_s:,.0f} tokens/s after it" if decode_s > 0 else "one token"
         prompt_tokens = output.cached_tokens + output.computed_tokens - (len(output.tokens) - 1)

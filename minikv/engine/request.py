@@ -68,7 +68,7 @@ class Output:
 class Request:
     """A prompt, how it is to be continued, and since when it has waited."""
 
-    __slots__ = ("request_id", "prompt", "sampling", "seed", "salt", "namespace", "arrived_at", "stop_tokens", "sequences")
+    __slots__ = ("arrived_at", "namespace", "prompt", "request_id", "salt", "sampling", "seed", "sequences", "stop_tokens")
 
     def __init__(
         self, request_id: Hashable, prompt: list[int], sampling: Sampling, salt: str | None, arrived_at: float, stop_tokens: frozenset[int]
@@ -83,7 +83,7 @@ class Request:
 class Sequence:
     """One text in the making: its tokens, its blocks, and its output."""
 
-    __slots__ = ("request", "sample", "tokens", "table", "chain", "published_blocks", "state", "output", "text_stream", "held_text")
+    __slots__ = ("chain", "held_text", "output", "published_blocks", "request", "sample", "state", "table", "text_stream", "tokens")
 
     def __init__(self, request: Request, sample: int, block_size: int) -> None:
         self.request, self.sample = request, sample

@@ -9,8 +9,10 @@ sessions as a slope would; it falls off a cliff, at a place that arithmetic give
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -140,21 +142,52 @@ def measure(
             "take fewer turns or smaller ones"
         )
     warm_up(model, max_batch_tokens)
-    return [
-        measure_row(
-            lambda num_blocks, size: TorchRunner(model, num_blocks, size, attention),
-            workload, fits, sessions, block_size, max_batch_tokens, lambda turn, n=sessions: on_turn(n, turn),
-        )
-        for sessions in counts
-    ]  # fmt: skip
+    rows = []
+    for sessions in counts:
+
+        def told(turn: Turn, sessions: int = sessions) -> None:
+            on_turn(sessions, turn)
+
+        rows.append(
+            measure_row(
+                lambda num_blocks, size: TorchRunner(model, num_blocks, size, attention),
+                workload, fits, sessions, block_size, max_batch_tokens, told,
+            )
+        )  # fmt: skip
+    return rows
 
 
-def as_json(rows: Sequence[CliffRow], fits: int, seconds: float, workload: Workload) -> dict[str, Any]:
-    """What ``--json`` writes."""
+def as_json(rows: Sequence[CliffRow], fits: int, seconds: float, workload: Workload, **more: Any) -> dict[str, Any]:
+    """What ``--json`` writes; ``more`` says on what it ran."""
     return {
         "fits_sessions": fits,
         "seconds": seconds,
         "workload": asdict(workload),
         "rows": [asdict(row) for row in rows],
         "published": list(PUBLISHED),
+        **more,
     }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured cliff as ``minikv cliff --json`` wrote it."""
+
+    fits: int
+    workload: Workload
+    rows: list[CliffRow]
+    model: str | None
+    block_size: int
+    max_batch_tokens: int
+
+
+def read_measured(path: str | Path) -> Measured:
+    """Read back what ``minikv cliff --json`` wrote. RequestError when ``path`` is no such file."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        return Measured(
+            content["fits_sessions"], Workload(**content["workload"]), [CliffRow(**row) for row in content["rows"]],
+            content["model"], content["block_size"], content["max_batch_tokens"],
+        )  # fmt: skip
+    except (OSError, ValueError, TypeError, KeyError) as wrong:
+        raise RequestError(f"{path} is not what `minikv cliff --json` writes: {wrong}") from None

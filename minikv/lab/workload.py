@@ -90,11 +90,11 @@ class Session:
         self._vocab = vocab
         self._random = random.Random(f"session {workload.seed} {number}")
         shared = random.Random(f"system prompt {workload.seed}")
-        self.tokens = [shared.randrange(vocab) for _ in range(workload.system_tokens)]
+        self.tokens = shared.choices(range(vocab), k=workload.system_tokens)
 
     def next_prompt(self) -> list[int]:
         """The conversation so far with this turn's new tokens behind it."""
-        self.tokens += (self._random.randrange(self._vocab) for _ in range(self.workload.turn_tokens))
+        self.tokens += self._random.choices(range(self._vocab), k=self.workload.turn_tokens)
         return self.tokens
 
 

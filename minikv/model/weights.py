@@ -290,4 +290,3 @@ def save(model: Transformer, folder: str | Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     tensors = {name: weight.detach().to(device="cpu", dtype=model.dtype).contiguous().clone() for name, weight in model.named_weights()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-

@@ -12,9 +12,16 @@ arithmetic and imports no torch.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-BYTES_PER_NUMBER = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
+# int4: 32 numbers of 4 bits share one 2-byte scale.
+BYTES_PER_NUMBER = {
+    "float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0,
+    "int4": 0.5 + 2 / 32,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -142,9 +149,7 @@ PRESETS: dict[str, ModelShape] = {
         _llama("gpt-2", 12, 768, 12, 12, 3072, 50_257, 1024, tied=True),
         _llama("deepseek-v3", 61, 7168, 128, 128, 18432, 129_280, 163_840, head_dim=128, mla_latent=512 + 64),
         # The model on which speeds are compared: small enough for a laptop, large enough not to fit its caches.
-        ModelShape(
-            name="bench-14m", layers=8, hidden=384, heads=6, kv_heads=2, head_dim=64, vocab=4096, ffn=1024, qk_norm=True
-        ),
+        ModelShape(name="bench-14m", layers=8, hidden=384, heads=6, kv_heads=2, head_dim=64, vocab=4096, ffn=1024, qk_norm=True),
     )
 }
 
@@ -155,3 +160,53 @@ def preset(name: str) -> ModelShape:
         return PRESETS[name.lower()]
     except KeyError:
         raise ValueError(f"unknown model {name!r}; known are {', '.join(PRESETS)}") from None
+
+
+def find_shape(name: str) -> ModelShape:
+    """A preset by its name, or the shape in the config.json of a folder (or of a path to the file itself).
+
+    Any Hugging Face config that states its sizes will do, whether minikv can run the model or not. ValueError that
+    lists the presets, or says what the file lacks.
+    """
+    path = Path(name)
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        return preset(name)
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as wrong:
+        raise ValueError(f"{file} cannot be read as JSON: {wrong}") from None
+    return from_config(config, name=path.resolve().name if path.is_dir() else path.stem)
+
+
+def from_config(config: dict[str, Any], name: str = "unnamed") -> ModelShape:
+    """The shape that a Hugging Face config.json describes; only the sizes are read.
+
+    A config with ``kv_lora_rank`` describes multi-head latent attention: what is stored for a token and layer is one vector
+    of kv_lora_rank + qk_rope_head_dim numbers. ValueError for a size that is missing or impossible.
+    """
+    try:
+        heads, hidden = config["num_attention_heads"], config["hidden_size"]
+        latent = None if config.get("kv_lora_rank") is None else config["kv_lora_rank"] + config["qk_rope_head_dim"]
+        rope = config.get("rope_parameters") or {}
+        return ModelShape(
+            name=name,
+            layers=config["num_hidden_layers"],
+            hidden=hidden,
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or hidden // heads,
+            vocab=config["vocab_size"],
+            ffn=config["intermediate_size"],
+            max_context=config.get("max_position_embeddings", 4096),
+            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+            norm_eps=config.get("rms_norm_eps", 1e-6),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qk_norm=config.get("model_type") == "qwen3",
+            qkv_bias=config.get("model_type") == "qwen2",
+            mla_latent=latent,
+        )
+    except KeyError as missing:
+        raise ValueError(f"{name}: config.json has no {missing}") from None
+    except (TypeError, AttributeError, ZeroDivisionError) as wrong:
+        raise ValueError(f"{name}: config.json describes an impossible model: {wrong}") from None

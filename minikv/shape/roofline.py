@@ -49,8 +49,12 @@ class StepCost:
         return max(self.bytes / bytes_per_s, self.flops / flops_per_s)
 
 
-def step_cost(shape: ModelShape, pieces: Iterable[tuple[int, int]], rows: int, dtype: str = "float32") -> StepCost:
+def step_cost(
+    shape: ModelShape, pieces: Iterable[tuple[int, int]], rows: int, dtype: str = "float32", kv_dtype: str | None = None
+) -> StepCost:
     """The cost of a step over ``pieces`` of (new tokens, context tokens), with logits for ``rows`` of the new tokens.
+
+    Weights are stored as ``dtype``, K and V as ``kv_dtype`` (None: as the weights).
 
     A piece's context counts everything that has K and V once the step is done, its new tokens included; they are the
     last of it, and each sees itself and what is before it. ValueError for a piece whose new tokens are none or more
@@ -63,7 +67,8 @@ def step_cost(shape: ModelShape, pieces: Iterable[tuple[int, int]], rows: int, d
     new_tokens = sum(new for new, _ in pieces)
     return StepCost(
         weight_bytes=weight_bytes(shape, new_tokens, rows, dtype),
-        kv_bytes=sum(context for _, context in pieces) * shape.kv_bytes_per_token(dtype),  # the new ones written, the others read
+        kv_bytes=sum(context for _, context in pieces)
+        * shape.kv_bytes_per_token(kv_dtype or dtype),  # the new ones written, the others read
         matrix_flops=matrix_flops(shape, new_tokens, rows),
         attention_flops=sum(attention_flops(shape, new, context) for new, context in pieces),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,30 @@ def table(*columns: str) -> Any:
     made = Table(box=box.SIMPLE_HEAD)
     for place, column in enumerate(columns):
         made.add_column(column, justify="right" if place else "left")
+    return made
+
+
+def cliff_table(rows: Sequence[Any], fits: int, unit: str = "s") -> Any:
+    """Sessions against time to first token, one row for each ``lab.cliff.CliffRow``; a rule where the pool is full.
+
+    ``unit`` of the times is "s" or "ms".
+    """
+    scale, digits = (1000, 0) if unit == "ms" else (1, 2)
+    made = table(
+        "sessions", f"p50 TTFT {unit}", f"p99 TTFT {unit}", "hit rate", "possible", f"luckiest {unit}", f"unluckiest {unit}",
+        "tokens/s", f"cold p99 {unit}",
+    )  # fmt: skip
+    below = False
+    for row in rows:
+        if row.sessions > fits and below:
+            made.add_section()
+        below = row.sessions <= fits
+        times = (row.p50_ttft_s, row.p99_ttft_s, row.luckiest_ttft_s, row.unluckiest_ttft_s, row.cold_p99_ttft_s)
+        p50, p99, luckiest, unluckiest, cold = (f"{scale * value:,.{digits}f}" for value in times)
+        made.add_row(
+            str(row.sessions), p50, p99, f"{row.hit_rate:.1%}", f"{row.best_hit_rate:.1%}", luckiest, unluckiest,
+            f"{row.tokens_per_s:,.0f}", cold,
+        )  # fmt: skip
     return made
 
 

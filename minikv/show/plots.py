@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,19 @@ def new_figure(rows: int = 1, width: float = 7.5, height: float = 3.2) -> tuple[
     return figure, axes
 
 
-def cliff(rows: Sequence[Any], fits: int, title: str) -> Any:
+def cliff(
+    rows: Sequence[Any],
+    fits: int,
+    title: str,
+    band: Mapping[int, Sequence[Any]] | None = None,
+    beside: Sequence[tuple[int, float]] = (),
+    beside_label: str = "published p99",
+) -> Any:
     """Time to first token (p50, p99 and the spread over sessions) above, hit rate below, against the number of sessions.
 
     ``rows`` have the attributes of a ``lab.cliff.CliffRow``. The dashed line stands where the arithmetic puts the cliff.
-    Returns the matplotlib figure.
+    ``band`` has rows for other capacities (whole sessions that fit), drawn as thin p99 lines with their number;
+    ``beside`` are (sessions, p99 in s) of a measurement to compare with, drawn as crosses. Returns the matplotlib figure.
     """
     figure, (top, bottom) = new_figure(rows=2, height=2.9)
     sessions = [row.sessions for row in rows]
@@ -36,7 +44,15 @@ def cliff(rows: Sequence[Any], fits: int, title: str) -> Any:
     )  # fmt: skip
     top.plot(sessions, [row.p99_ttft_s for row in rows], color=DARK, marker="o", label="p99")
     top.plot(sessions, [row.p50_ttft_s for row in rows], color=MIDDLE, marker="s", linestyle="--", label="p50")
+    for other, found in (band or {}).items():
+        top.plot([row.sessions for row in found], [row.p99_ttft_s for row in found], color=MIDDLE, linewidth=0.9, linestyle=":")
+        highest = max(found, key=lambda row: row.p99_ttft_s)
+        top.annotate(f"room for {other}", (highest.sessions, highest.p99_ttft_s), xytext=(0, 5), textcoords="offset points", fontsize=8)
+    if beside:
+        top.plot(*zip(*beside, strict=True), color=DARK, marker="x", markersize=9, linestyle="none", label=beside_label)
     top.set_yscale("log")
+    top.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    top.yaxis.set_minor_formatter(lambda value, _: "")
     top.set_ylabel("time to first token (s)")
     top.set_title(title, loc="left", fontsize=10)
     bottom.plot(sessions, [100 * row.hit_rate for row in rows], color=DARK, marker="o", label="hit rate")
@@ -47,11 +63,27 @@ def cliff(rows: Sequence[Any], fits: int, title: str) -> Any:
     for axis in (top, bottom):
         axis.axvline(fits + 0.5, color=DARK, linestyle=(0, (6, 4)), linewidth=1)
         axis.set_xticks(sessions)
-    bottom.annotate(
-        f"{fits} sessions fill the pool", (fits + 0.5, 4), xytext=(-6, 0), textcoords="offset points", ha="right", fontsize=9
-    )
+    bottom.annotate(f"{fits} sessions fill the pool", (fits + 0.5, 4), xytext=(-6, 0), textcoords="offset points", ha="right", fontsize=9)
     top.legend(frameon=False, fontsize=9, loc="upper left")
     bottom.legend(frameon=False, fontsize=9, loc="lower left")
+    return figure
+
+
+def capacity(curve: Mapping[str, Sequence[tuple[int, float]]], title: str) -> Any:
+    """Hit rate against the cache's capacity in tokens, a line for each policy of ``curve``. Returns the figure."""
+    figure, (axis,) = new_figure(height=3.6)
+    styles = [(DARK, "o", "-"), (MIDDLE, "s", "--"), (DARK, "^", ":")]
+    for (policy, line), (color, marker, dashes) in zip(curve.items(), styles, strict=False):
+        axis.plot(
+            [tokens for tokens, _ in line], [100 * rate for _, rate in line], color=color, marker=marker, markersize=5,
+            linestyle=dashes, label=policy,
+        )  # fmt: skip
+    axis.set_xscale("log")
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("capacity of the cache (tokens)")
+    axis.set_ylabel("blocks found (%)")
+    axis.set_title(title, loc="left", fontsize=10)
+    axis.legend(frameon=False, fontsize=9)
     return figure
 
 

