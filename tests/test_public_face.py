@@ -13,7 +13,7 @@ import pytest
 import minikv
 
 ROOT = Path(minikv.__file__).parent
-WINGS = ("shape", "model", "cache", "tiers", "engine", "cluster", "lab", "serve")  # each imports only from those before it
+WINGS = ("shape", "compiled", "model", "cache", "tiers", "engine", "cluster", "lab", "serve")  # each imports only from those before it
 WITHOUT_TORCH = (
     "minikv", "minikv.errors", "minikv.shape.model_shape", "minikv.cache.blocks", "minikv.cache.prefix", "minikv.cache.step",
     "minikv.engine.scheduler", "minikv.engine.request", "minikv.engine.runner", "minikv.engine.engine", "minikv.engine.metrics",

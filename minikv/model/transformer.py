@@ -29,7 +29,7 @@ from torch import Tensor
 
 from minikv.shape.model_shape import ModelShape
 
-FEW_ROWS = 64
+FEW_ROWS, MOST_ROWS = 12, 64
 
 
 class KeyValueStore(Protocol):
@@ -61,20 +61,27 @@ class Layer:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias; x [rows, inputs], weight [outputs, inputs], bias [outputs]. Returns [rows, outputs].
 
-    The same product whichever way it is asked for, but with few rows on a CPU not equally fast. There, BLAS is asked
-    for the transpose, weight @ x.T, with as many rows as its loops take at a time, zeros filling up. (The result is
-    laid out as a transpose too.) The 33 products of a model of 14 M parameters, two threads of a busy machine, in ms:
+    The same product whichever way it is asked for, but with few rows on a CPU not equally fast. Up to twelve rows a
+    compiled loop reads the weights once, on all cores. Up to 64, BLAS is asked for the transpose, weight @ x.T, with as
+    many rows as its loops take at a time, zeros filling up (the result is laid out as a transpose too). The 33 products
+    of a model of 14 M parameters, two threads, in ms, interleaved medians:
 
-        rows             2     4     8    12    16    32    64
-        x @ weight.T   7.8   9.0  13.6  14.4  13.6  17.9  31.5
-        as here        5.7   5.4   8.9   8.8   8.8  11.6  26.4
+        rows             1     2     4     8    12    16    32    64
+        x @ weight.T   6.2  10.4  12.8  12.8  14.9  15.5  19.0  27.4
+        weight @ x.T   6.2   4.6   4.9   8.1  11.1   9.3  11.5  17.7
+        compiled       4.4   4.5   4.9   5.8   7.1   8.4
 
-    In steps of 256 rows and more the two are equal. One row is a sum over the weights that BLAS does on one thread.
+    In steps of 256 rows and more the two orders are equal.
     """
     rows = x.shape[0]
-    if not 1 < rows <= FEW_ROWS or not x.is_cpu or x.dtype not in (torch.float32, torch.float64):
+    if not 0 < rows <= MOST_ROWS or not x.is_cpu or x.dtype not in (torch.float32, torch.float64):
         return F.linear(x, weight, bias)
-    full = 1 << (rows - 1).bit_length() if rows < 16 else -(-rows // 16) * 16  # 2, 4, 8, 16, 32, 48, 64
+    if rows <= FEW_ROWS and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
+        from minikv.compiled.product import few_rows  # not above: on a GPU nothing is compiled by Numba
+
+        out = few_rows(x, weight)
+        return out if bias is None else out + bias
+    full = -(-rows // 16) * 16
     if full > rows:
         x = F.pad(x, (0, 0, 0, full - rows))
     out = weight @ x.T if bias is None else torch.addmm(bias[:, None], weight, x.T)

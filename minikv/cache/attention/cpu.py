@@ -16,7 +16,6 @@ and gathering is small beside it: gather once, then torch's own attention with a
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 import weakref
@@ -25,13 +24,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from llvmlite import ir
-from numba import carray, cfunc, njit, types
-from numba.extending import intrinsic, overload
+from numba import carray, njit, types
+from numba.extending import overload
 from torch import Tensor
 
-from minikv.cache.attention import torch_threads
-from minikv.cache.attention.simd import Vector, add, add_product, lanes_of, load, prefetch, store, total, totals, zeros
+from minikv.compiled import threads
+from minikv.compiled.cfunction import REORDER, compiled_function
+from minikv.compiled.simd import (
+    add,
+    add_product,
+    address_of,
+    lanes_of,
+    load,
+    pointer_to,
+    prefetch,
+    store,
+    take_ticket,
+    total,
+    totals,
+    zeros,
+)
 
 if TYPE_CHECKING:
     from minikv.cache.paged import StepTensors
@@ -47,9 +59,6 @@ TILE = 256
 LANES = 16
 LOWEST = float(np.finfo(np.float32).min)  # finite: -inf - -inf would be nan
 
-# What the compiler may change about sums: their order, nothing about infinities. (With all of fastmath, it may assume that
-# there are none, and a score of -inf would make a nan.)
-REORDER = {"reassoc", "contract", "arcp", "nsz"}
 INLINE: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy", "forceinline": True}
 
 
@@ -67,7 +76,7 @@ class _Plan:
             raise ValueError(f"the pool must be contiguous; its strides are {pool.stride()} for the shape {tuple(pool.shape)}")
         self.step, self.pool = weakref.ref(step), weakref.ref(pool)
         num_blocks, layers, _, kv_heads, block_size, head_dim = pool.shape
-        self.kernel = _compiled(pool.dtype, head_dim)
+        self.kernel = compiled_function(_work, pool.dtype, math.gcd(head_dim, LANES))
         self.long = [(first, count, context) for first, count, context in step.pieces if count > FEW_TOKENS]
         self.gathered = [pool.new_empty(2, kv_heads, context, head_dim) for _, _, context in self.long]
         self.masks = [_mask(count, context) for _, count, context in self.long]
@@ -91,7 +100,7 @@ class _Plan:
             0, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
             q.stride(0), k.stride(0), v.stride(0), q.shape[1], layer,
         )  # fmt: skip
-        torch_threads.run(self.kernel, self.address, 1 if self.small else torch.get_num_threads())
+        threads.run(self.kernel, self.address, 1 if self.small else torch.get_num_threads())
         for (first, count, _), gathered, mask in zip(self.long, self.gathered, self.masks, strict=True):
             out[first : first + count] = attend_long(q[first : first + count], gathered[0], gathered[1], mask)
         return out
@@ -133,39 +142,21 @@ def _mask(count: int, context: int) -> Tensor | None:
     return torch.ones(count, context, dtype=torch.bool).tril(context - count)
 
 
-@functools.cache
-def _compiled(dtype: torch.dtype, head_dim: int) -> int:
-    """Address of the compiled loop. Compiled once in a few seconds and kept on disk, where that is possible."""
-    lanes = math.gcd(head_dim, LANES)
-    number = {torch.float32: types.float32, torch.float64: types.float64}[dtype]
-    signature = types.void(types.CPointer(Vector(number, lanes)))
-    options: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy"}
-    try:
-        compiled = cfunc(signature, cache=True, **options)(_work)
-    except (RuntimeError, OSError):  # neither the package's folder nor the user's cache can be written
-        compiled = cfunc(signature, **options)(_work)
-    _keep.append(compiled)
-    return int(compiled.address or 0)
-
-
-_keep: list[Any] = []  # compiled code lives as long as its object
-
-
 def _work(arguments):
     """What each thread does: take the next sequence and KV head until none is left.
 
     ``arguments`` points to the whole numbers of ``_Plan.arguments``; the pointer's type says which floats are meant.
     """
-    a = carray(_pointer(_address(arguments), types.int64), (24,))
+    a = carray(pointer_to(address_of(arguments), types.int64), (24,))
     heads, kv_heads, block_size, head_dim, sequences = a[8], a[13], a[14], a[15], a[16]
-    q = carray(_pointer(a[1], arguments), (a[20], a[5]))  # a row is a token, with all of its heads and more
-    k = carray(_pointer(a[2], arguments), (a[20], a[6]))
-    v = carray(_pointer(a[3], arguments), (a[20], a[7]))
-    out = carray(_pointer(a[4], arguments), (a[20], heads * head_dim))
-    pool = carray(_pointer(a[10], arguments), (a[11], a[12], 2, kv_heads, block_size, head_dim))
-    pieces = carray(_pointer(a[17], types.int64), (sequences, 4))
-    tables = carray(_pointer(a[18], types.int32), (sequences, a[19]))
-    slots = carray(_pointer(a[21], types.int64), (a[20],))
+    q = carray(pointer_to(a[1], arguments), (a[20], a[5]))  # a row is a token, with all of its heads and more
+    k = carray(pointer_to(a[2], arguments), (a[20], a[6]))
+    v = carray(pointer_to(a[3], arguments), (a[20], a[7]))
+    out = carray(pointer_to(a[4], arguments), (a[20], heads * head_dim))
+    pool = carray(pointer_to(a[10], arguments), (a[11], a[12], 2, kv_heads, block_size, head_dim))
+    pieces = carray(pointer_to(a[17], types.int64), (sequences, 4))
+    tables = carray(pointer_to(a[18], types.int32), (sequences, a[19]))
+    slots = carray(pointer_to(a[21], types.int64), (a[20],))
     layer, group, zero = a[9], heads // kv_heads, zeros(arguments)
     rows = group * a[22]
     queries = np.empty((rows, head_dim), pool.dtype)
@@ -173,7 +164,7 @@ def _work(arguments):
     scores = np.empty((rows, max(TILE, block_size)), pool.dtype)
     state = np.empty((rows, 2), pool.dtype)
     while True:
-        ticket = _take(_address(arguments))
+        ticket = take_ticket(address_of(arguments))
         if ticket >= sequences * kv_heads:
             break
         s, h = ticket // kv_heads, ticket % kv_heads
@@ -184,7 +175,7 @@ def _work(arguments):
                 pool[block, layer, 0, h, slot, d] = k[token, h * head_dim + d]
                 pool[block, layer, 1, h, slot, d] = v[token, h * head_dim + d]
         if gathered:
-            target = carray(_pointer(gathered, arguments), (2, kv_heads, context, head_dim))
+            target = carray(pointer_to(gathered, arguments), (2, kv_heads, context, head_dim))
             _gather(pool, layer, h, tables[s], target[0, h], target[1, h])
         else:
             _attend(zero, q, out, pool, layer, h, tables[s], first, count, context, group, queries, sums, scores, state)
@@ -345,36 +336,3 @@ def _exp2_of(x):
         return np.float32(0) if x < np.float32(-126) else p * power
 
     return exp2
-
-
-@intrinsic
-def _take(context, address):
-    """The whole number at ``address``, which is one more afterwards; no two threads get the same."""
-
-    def code(context, builder, signature, arguments):
-        counter = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
-
-    return types.int64(types.int64), code
-
-
-@intrinsic
-def _address(context, pointer):
-    """A pointer as a whole number."""
-
-    def code(context, builder, signature, arguments):
-        return builder.ptrtoint(arguments[0], ir.IntType(64))
-
-    return types.int64(pointer), code
-
-
-@intrinsic
-def _pointer(context, address, like):
-    """A whole number as a pointer of the type of ``like``."""
-
-    def code(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    number = like.dtype.dtype if isinstance(like, types.CPointer) else like.dtype
-    target = types.CPointer(number)
-    return target(types.int64, like), code

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from minikv.cache.attention import cpu, kernel, torch_threads
+from minikv.cache.attention import cpu, kernel
 from minikv.cache.blocks import BlockTable, blocks_for
 from minikv.cache.paged import Paged, StepTensors
 from minikv.cache.step import Piece
+from minikv.compiled import cfunction, threads
 from minikv.shape.model_shape import ModelShape
 
 DIALECTS = ["reference", "cpu"]
@@ -246,7 +247,7 @@ def test_float32_weights_are_as_exact_as_float32() -> None:
 
 
 def test_without_torchs_threads_python_threads_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_threads, "_team", lambda: torch_threads._run_on_python_threads)
+    monkeypatch.setattr(threads, "_team", lambda: threads._run_on_python_threads)
     monkeypatch.setattr(cpu, "ALONE_BYTES", 0)
     for seed in range(20):
         Case([(100, 1)] * 5 + [(30, 30)], seed=seed).check("cpu")
@@ -264,8 +265,8 @@ def test_compiles_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) 
             raise RuntimeError("cannot cache function '_work': no locator available for file 'cpu.py'")
         return type("Compiled", (), {"address": 42})
 
-    monkeypatch.setattr(cpu, "cfunc", lambda signature, **options: lambda function: refuse(**options))
-    assert cpu._compiled.__wrapped__(torch.float32, 64) == 42
+    monkeypatch.setattr(cfunction, "cfunc", lambda signature, **options: lambda function: refuse(**options))
+    assert cfunction.compiled_function.__wrapped__(cpu._work, torch.float32, 16) == 42
 
 
 TWO_THREADS = """

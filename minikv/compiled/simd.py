@@ -176,3 +176,36 @@ def _shuffle(builder, x, y, lanes):
     """The given lanes of x and y, counted through both."""
     lanes = list(lanes)
     return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
+
+
+@intrinsic
+def take_ticket(context, address):
+    """The whole number at ``address``, which is one more afterwards; no two threads get the same."""
+
+    def code(context, builder, signature, arguments):
+        counter = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(types.int64), code
+
+
+@intrinsic
+def address_of(context, pointer):
+    """A pointer as a whole number."""
+
+    def code(context, builder, signature, arguments):
+        return builder.ptrtoint(arguments[0], ir.IntType(64))
+
+    return types.int64(pointer), code
+
+
+@intrinsic
+def pointer_to(context, address, like):
+    """A whole number as a pointer of the type of ``like``."""
+
+    def code(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    number = like.dtype.dtype if isinstance(like, types.CPointer) else like.dtype
+    target = types.CPointer(number)
+    return target(types.int64, like), code

@@ -1,0 +1,40 @@
+"""Compile a Python function into a plain C function of one argument, once, and keep it.
+
+The argument is the address of an array of whole numbers: sizes and the addresses of tensors. Its type in the compiled
+code, pointer to a vector, carries what must be known at compile time: float32 or float64, and how many of them are
+worked on at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from numba import cfunc, types
+
+from minikv.compiled.simd import Vector
+
+# What the compiler may change about sums: their order, nothing about infinities. (With all of fastmath, it may assume that
+# there are none, and a score of -inf would make a nan.)
+REORDER = {"reassoc", "contract", "arcp", "nsz"}
+
+_keep: list[Any] = []  # compiled code lives as long as its object
+
+
+@functools.cache
+def compiled_function(function: Callable[..., Any], dtype: torch.dtype, lanes: int) -> int:
+    """Address of ``function`` compiled for ``dtype`` (float32 or float64) in vectors of ``lanes`` numbers.
+
+    Compiled in a few seconds the first time and kept on disk, where that is possible.
+    """
+    number = {torch.float32: types.float32, torch.float64: types.float64}[dtype]
+    signature = types.void(types.CPointer(Vector(number, lanes)))
+    options: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy"}
+    try:
+        compiled = cfunc(signature, cache=True, **options)(function)
+    except (RuntimeError, OSError):  # neither the package's folder nor the user's cache can be written
+        compiled = cfunc(signature, **options)(function)
+    _keep.append(compiled)
+    return int(compiled.address or 0)
