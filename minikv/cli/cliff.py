@@ -16,11 +16,11 @@ from minikv.show import console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    workload = Workload(turns=16, turn_tokens=48)
+    workload = Workload()
     parser.add_argument("--model", metavar="PATH", help="a Hugging Face folder (default: the bundled model)")
-    parser.add_argument("--fits", type=int, default=8, metavar="K", help="whole sessions that the pool holds (default 8)")
+    parser.add_argument("--fits", type=int, metavar="K", help="whole sessions that the pool holds (default 8, with --quick 6)")
     parser.add_argument("--sessions", metavar="N,N,...", help="numbers of sessions to run (default: around K)")
-    parser.add_argument("--quick", action="store_true", help="fewer rows")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rows")
     parser.add_argument("--system-tokens", type=int, default=workload.system_tokens, metavar="N", help="shared system prompt")
     parser.add_argument("--turns", type=int, default=workload.turns, metavar="N", help="turns a session")
     parser.add_argument("--turn-tokens", type=int, default=workload.turn_tokens, metavar="N", help="new tokens in, a turn")
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     workload = Workload(
         arguments.system_tokens, arguments.turns, arguments.turn_tokens, arguments.output_tokens, arguments.think_time, arguments.seed
     )
-    fits = arguments.fits
+    fits = (6 if arguments.quick else 8) if arguments.fits is None else arguments.fits
     counts = console.whole_numbers(arguments.sessions) if arguments.sessions else session_counts(fits, arguments.quick)
     console.check_writable(arguments.json)
     console.check_writable(arguments.plot, endings=(".png", ".svg", ".pdf"))

@@ -60,7 +60,7 @@ class CliffRow:
 def session_counts(fits: int, quick: bool = False) -> list[int]:
     """Numbers of sessions worth measuring around a pool for ``fits``: K-5, K-1, K, K+1, K+2 and a few more."""
     around = [fits - 5, fits - 1, fits, fits + 1, fits + 2]
-    more = [] if quick else [1, fits - 3, fits + 4]
+    more = [] if quick else [1, fits - 3, fits + 3]
     return sorted({count for count in around + more if count >= 1})
 
 
