@@ -194,21 +194,35 @@ class BlockPool:
 
     def allocate(self) -> int:
         """One block with one owner and no key. MemoryError when none is free; ask ``num_free`` before."""
-        if self._free:
-            block = self._free.pop()
-        elif len(self._cached):
+        return self.allocate_many(1)[0]
+
+    def allocate_many(self, count: int) -> list[int]:
+        """``count`` blocks with one owner and no key each, free ones before cached ones.
+
+        MemoryError, with nothing taken, when there are fewer.
+        """
+        if count > self.num_free:
+            raise MemoryError(f"{count} blocks are wanted, but of all {self.num_blocks} blocks only {self.num_free} have no owner")
+        references, free = self.references, self._free
+        blocks: list[int] = []
+        while len(blocks) < count and free:
+            blocks.append(free.pop())
+        while len(blocks) < count:
             block = self._cached.choose()
             self.kept[block] = False
             self.evictions += 1
             self.on_evict(block)
-        else:
-            raise MemoryError(f"all {self.num_blocks} blocks have an owner")
-        self.references[block] = 1
-        return block
+            blocks.append(block)
+            while len(blocks) < count and free:  # an eviction frees what was chained to the block
+                blocks.append(free.pop())
+        for block in blocks:
+            references[block] = 1
+        return blocks
 
     def share(self, block: int) -> None:
         """One more owner for a block that is owned or cached (a prefix hit, a fork)."""
-        self._check_number(block)
+        if not 0 <= block < self.num_blocks:  # inline here and in ``keep``: once for every block of every prompt
+            self._check_number(block)
         if self.references[block] == 0:
             if block not in self._cached:
                 raise ValueError(f"block {block} is free: there is nothing in it to share")
@@ -221,24 +235,23 @@ class BlockPool:
         ValueError, with nothing released, when one of them has no owner (or fewer than it is named).
         """
         blocks = tuple(blocks)
+        references, kept, free, evictable = self.references, self.kept, self._free.append, self._cached.add
         ownerless = []
         for place, block in enumerate(blocks):
-            if not 0 <= block < self.num_blocks or self.references[block] == 0:
+            if not 0 <= block < self.num_blocks or references[block] == 0:
                 for released in blocks[:place]:
-                    self.references[released] += 1
+                    references[released] += 1
                 raise ValueError(f"block {block} has no owner and cannot be released; the pool has blocks 0 to {self.num_blocks - 1}")
-            self.references[block] -= 1
-            if self.references[block] == 0:
+            references[block] -= 1
+            if references[block] == 0:
                 ownerless.append(block)
         for block in ownerless:
-            if self.kept[block]:
-                self._cached.add(block)
-            else:
-                self._free.append(block)
+            (evictable if kept[block] else free)(block)
 
     def keep(self, block: int) -> None:
         """The owned block's content has a key now: from here on it is read-only, and cached when its owners go."""
-        self._check_number(block)
+        if not 0 <= block < self.num_blocks:
+            self._check_number(block)
         if self.references[block] == 0 or self.kept[block]:
             raise ValueError(f"block {block} cannot be kept: {self.references[block]} owners, kept: {self.kept[block]}")
         self.kept[block] = True

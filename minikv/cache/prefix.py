@@ -23,7 +23,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from minikv.cache.blocks import BlockPool, BlockTable
@@ -91,7 +91,7 @@ class Entry:
     key: bytes
     parent: Entry | bytes  # the entry before it, or the namespace for a first block
     tokens: bytes
-    children: dict[Entry, None] = field(default_factory=dict)  # a set that keeps its order
+    children: dict[Entry, None] | None = None  # a set that keeps its order; most entries have none or one
 
 
 class Listener(Protocol):
@@ -157,9 +157,10 @@ class PrefixCache:
 
     def _insert(self, block: int, key: bytes, parent: Entry | bytes, tokens: bytes) -> Entry:
         self.pool.keep(block)
-        entry = Entry(block, key, parent, tokens)
-        self._entries[key] = self._by_block[block] = entry
-        if isinstance(parent, Entry):
+        entry = self._entries[key] = self._by_block[block] = Entry(block, key, parent, tokens)
+        if type(parent) is Entry:
+            if parent.children is None:
+                parent.children = {}
             parent.children[entry] = None
         for listener in self.listeners:
             listener.stored(key)
@@ -175,17 +176,23 @@ class PrefixCache:
     def _drop(self, entry: Entry) -> None:
         """Take ``entry`` out of the index, and before it whatever is chained to it."""
         if isinstance(entry.parent, Entry):
+            assert entry.parent.children is not None
             del entry.parent.children[entry]
-        last_first = [entry]
-        for each in last_first:  # grows while it is walked
-            last_first += each.children
-            each.children = {}
-        for each in reversed(last_first):
-            if each is not entry:
+        if entry.children:
+            last_first = list(entry.children)
+            for each in last_first:  # grows while it is walked
+                last_first += each.children or ()
+            for each in reversed(last_first):
+                each.children = None
                 self.pool.forget(each.block)
-            del self._entries[each.key], self._by_block[each.block]
-            for listener in self.listeners:
-                listener.removed(each.key)
+                self._unlist(each)
+            entry.children = None
+        self._unlist(entry)
+
+    def _unlist(self, entry: Entry) -> None:
+        del self._entries[entry.key], self._by_block[entry.block]
+        for listener in self.listeners:
+            listener.removed(entry.key)
 
     def clear(self) -> None:
         """Forget every key. Blocks keep their owners; those without become free."""

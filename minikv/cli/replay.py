@@ -44,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     size = "no limit" if arguments.capacity_tokens is None else f"{found.capacity_blocks:,} blocks, {arguments.policy}"
     print(
         f"{len(requests):,} requests, {found.blocks:,} blocks of {BLOCK_TOKENS} tokens: {found.block_hits:,} found "
-        f"({found.hit_rate:.2%}) with {size}; {found.evictions:,} evictions; {found.blocks / seconds:,.0f} blocks a second"
+        f"({found.hit_rate:.2%}) with {size}; {found.evictions:,} evictions; "
+        f"{(found.blocks + found.evictions) / seconds:,.0f} blocks touched a second"
     )
     content = {
         "blocks": found.blocks, "block_hits": found.block_hits, "hit_rate": found.hit_rate, "requests": len(requests),

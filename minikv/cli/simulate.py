@@ -59,31 +59,31 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run_published(arguments: argparse.Namespace) -> int:
     from minikv.lab.cliff import PUBLISHED, as_json
+    from minikv.lab.simulate import run_all
 
     started = perf_counter()
     scenario = _scenario(arguments)
     counts = console.whole_numbers(arguments.sessions) if arguments.sessions else list(COUNTS)
-    bands = {} if arguments.no_band else {fits: [n for n in counts if abs(n - fits) <= 8] for fits in BAND}
+    bands = [] if arguments.no_band else [(fits, n) for fits in BAND for n in counts if abs(n - fits) <= 4]
     workload = scenario.workload
     print(
         f"{scenario.shape.name} on {scenario.machine.name}: {scenario.kv_bytes / 1e9:.2f} GB of KV in {scenario.kv_dtype} hold "
         f"{scenario.num_blocks * scenario.block_size:,} tokens = {workload.system_tokens:,} shared + {scenario.fits} sessions of "
         f"{workload.own_tokens:,}: the cliff must be at {scenario.fits + 1}."
     )
-    total = workload.turns * (sum(counts) + sum(map(sum, bands.values())))
+    tasks = [(scenario, n) for n in counts] + [(scenario.with_capacity(fits), n) for fits, n in bands]
     with console.progress() as progress:
-        task = progress.add_task("simulating", total=total)
-
-        def rows_of(one: Scenario, sessions: list[int]) -> list[CliffRow]:
-            return [one.run(n, lambda turn: progress.update(task, advance=1)) for n in sessions]
-
-        rows = rows_of(scenario, counts)
-        band = {fits: rows_of(scenario.with_capacity(fits), sessions) for fits, sessions in bands.items() if sessions}
+        task = progress.add_task("simulating", total=sum(sessions for _, sessions in tasks))
+        found = run_all(tasks, lambda row: progress.update(task, advance=row.sessions))
+    rows, others = found[: len(counts)], found[len(counts) :]
+    band: dict[int, list[CliffRow]] = {}
+    for (fits, _), row in zip(bands, others, strict=True):
+        band.setdefault(fits, []).append(row)
     console.show(console.cliff_table(rows, scenario.fits))
     _compare(rows)
     seconds = perf_counter() - started
     content = as_json(rows, scenario.fits, seconds, workload)
-    content["band"] = {str(fits): [asdict(row) for row in found] for fits, found in band.items()}
+    content["band"] = {str(fits): [asdict(row) for row in members] for fits, members in band.items()}
     console.write_json(arguments.json, content)
     if arguments.plot:
         from minikv.show import plots
@@ -98,7 +98,7 @@ def _run_published(arguments: argparse.Namespace) -> int:
 def _run_measured(arguments: argparse.Namespace) -> int:
     """Predict a measured cliff: same model, workload and pool, this machine's rates."""
     from minikv.lab.cliff import as_json, read_measured
-    from minikv.lab.simulate import Scenario
+    from minikv.lab.simulate import Scenario, run_all
     from minikv.lab.this_machine import measure_machine
     from minikv.model.weights import load
 
@@ -115,7 +115,7 @@ def _run_measured(arguments: argparse.Namespace) -> int:
         model.shape, machine, measured.workload, kv_bytes=10**15, weight_dtype=dtype, kv_dtype=dtype,
         max_batch_tokens=measured.max_batch_tokens, block_size=measured.block_size,
     ).with_capacity(measured.fits, dtype)  # fmt: skip
-    rows = [scenario.run(row.sessions) for row in measured.rows]
+    rows = run_all([(scenario, row.sessions) for row in measured.rows], processes=1)
     table = console.table("sessions", "hit rate", "computed", "p50 ms", "computed", "ratio", "p99 ms", "computed", "ratio")
     for real, row in zip(measured.rows, rows, strict=True):
         table.add_row(

@@ -219,8 +219,7 @@ class Scheduler:
         for hit in hits:
             pool.share(hit.block)
             table.blocks.append(hit.block)
-        for _ in range(needed):
-            table.blocks.append(pool.allocate())
+        table.blocks.extend(pool.allocate_many(needed))
         table.num_tokens = len(hits) * table.block_size
         sequence.published_blocks, sequence.chain.linked = len(hits), hits[-1] if hits else None
         if not sequence.output.preemptions and not sequence.output.tokens:  # the first admission (a fork starts with a token)

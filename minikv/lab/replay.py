@@ -125,8 +125,7 @@ def _serve(ids: Sequence[int], pool: BlockPool, cache: PrefixCache, eviction: Ev
     for entry in found:
         pool.share(entry.block)
         table.blocks.append(entry.block)
-    for _ in range(len(found), len(ids)):
-        table.blocks.append(pool.allocate())
+    table.blocks.extend(pool.allocate_many(len(ids) - len(found)))
     if found:
         chain.linked = found[-1]
     table.num_tokens = table.capacity_tokens

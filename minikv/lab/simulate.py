@@ -9,7 +9,9 @@ hits, evictions and queues are not modelled: they happen.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
 from minikv.cache.blocks import blocks_for
@@ -17,7 +19,7 @@ from minikv.engine.runner import StepResult
 from minikv.engine.scheduler import Plan
 from minikv.errors import RequestError
 from minikv.lab.cliff import CliffRow, measure_row
-from minikv.lab.workload import Turn, Workload
+from minikv.lab.workload import Workload
 from minikv.shape.hardware import HARDWARE, Hardware
 from minikv.shape.model_shape import PRESETS, ModelShape
 from minikv.shape.roofline import step_cost
@@ -128,11 +130,35 @@ class Scenario:
         """The same with memory for exactly ``sessions`` whole sessions in ``kv_dtype``."""
         return replace(self, kv_bytes=self.session_bytes(sessions, kv_dtype))
 
-    def run(self, sessions: int, on_turn: Callable[[Turn], None] = lambda turn: None) -> CliffRow:
+    def run(self, sessions: int) -> CliffRow:
         """Simulate ``sessions`` sessions from an empty cache."""
         return measure_row(
             lambda num_blocks, block_size: RooflineRunner(
                 self.shape, self.machine, self.num_blocks, block_size, self.weight_dtype, self.kv_dtype
             ),
-            self.workload, self.fits, sessions, self.block_size, self.max_batch_tokens, on_turn,
+            self.workload, self.fits, sessions, self.block_size, self.max_batch_tokens,
         )  # fmt: skip
+
+
+def run_all(
+    tasks: Sequence[tuple[Scenario, int]], on_row: Callable[[CliffRow], None] = lambda row: None, processes: int | None = None
+) -> list[CliffRow]:
+    """Simulate each (scenario, sessions) of ``tasks``, on all cores; rows in the order of ``tasks``.
+
+    ``on_row`` is called after each, in the order in which they end. A simulation is plain Python and depends on nothing
+    but its scenario, so that one in another process gives the same row.
+    """
+    processes = min(os.cpu_count() or 1, len(tasks)) if processes is None else processes
+    if processes <= 1:
+        rows = []
+        for scenario, sessions in tasks:
+            rows.append(scenario.run(sessions))
+            on_row(rows[-1])
+        return rows
+    with ProcessPoolExecutor(processes) as pool:
+        # The longest first, so that no core is left with one of them at the end.
+        order = sorted(range(len(tasks)), key=lambda place: -tasks[place][1])
+        futures = {place: pool.submit(tasks[place][0].run, tasks[place][1]) for place in order}
+        for future in as_completed(futures.values()):
+            on_row(future.result())
+        return [futures[place].result() for place in range(len(tasks))]

@@ -56,8 +56,12 @@ def load(
     ``path`` is a folder with config.json and *.safetensors of the Llama, Mistral, Qwen2 or Qwen3 family; ``shape``
     asks for random weights from ``seed`` instead (give one of the two, or none for the bundled model). ``dtype`` is
     float32 unless said otherwise (on a GPU: the dtype of the files). Raises ModelError, which says what is wrong with
-    the folder, file or shape.
+    the folder, file, shape or device.
     """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as wrong:  # torch raises each of them here
+        raise ModelError(f"cannot compute on the device {device!r}: {str(wrong).splitlines()[0]}") from None
     if shape is not None:
         if path is not None:
             raise ModelError("give a path or a shape, not both: a path has its own weights, a shape gets random ones")

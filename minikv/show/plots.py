@@ -46,8 +46,9 @@ def cliff(
     top.plot(sessions, [row.p50_ttft_s for row in rows], color=MIDDLE, marker="s", linestyle="--", label="p50")
     for other, found in (band or {}).items():
         top.plot([row.sessions for row in found], [row.p99_ttft_s for row in found], color=MIDDLE, linewidth=0.9, linestyle=":")
-        highest = max(found, key=lambda row: row.p99_ttft_s)
-        top.annotate(f"room for {other}", (highest.sessions, highest.p99_ttft_s), xytext=(0, 5), textcoords="offset points", fontsize=8)
+        beyond = next((row for row in found if row.sessions > other), found[-1])
+        place = (beyond.sessions, beyond.p99_ttft_s)
+        top.annotate(f"room for {other}", place, xytext=(0, 6), textcoords="offset points", ha="right", fontsize=8)
     if beside:
         top.plot(*zip(*beside, strict=True), color=DARK, marker="x", markersize=9, linestyle="none", label=beside_label)
     top.set_yscale("log")
@@ -62,11 +63,21 @@ def cliff(
     bottom.set_xlabel("concurrent sessions")
     for axis in (top, bottom):
         axis.axvline(fits + 0.5, color=DARK, linestyle=(0, (6, 4)), linewidth=1)
-        axis.set_xticks(sessions)
-    bottom.annotate(f"{fits} sessions fill the pool", (fits + 0.5, 4), xytext=(-6, 0), textcoords="offset points", ha="right", fontsize=9)
-    top.legend(frameon=False, fontsize=9, loc="upper left")
+        axis.set_xticks(sessions, _labels_with_room(sessions, keep=(fits + 1,)))
+    bottom.annotate(f"{fits} sessions fill the pool", (fits + 0.5, 42), xytext=(6, 0), textcoords="offset points", fontsize=9)
+    top.legend(frameon=False, fontsize=9, loc="best")
     bottom.legend(frameon=False, fontsize=9, loc="lower left")
     return figure
+
+
+def _labels_with_room(values: Sequence[int], keep: Sequence[int]) -> list[str]:
+    """A label for each of the sorted ``values``, empty where it would run into its neighbour; ``keep`` go first."""
+    room = (values[-1] - values[0]) / 40
+    chosen: list[int] = []
+    for value in sorted(values, key=lambda value: (value not in keep, -value)):
+        if all(abs(value - other) >= room for other in chosen):
+            chosen.append(value)
+    return [str(value) if value in chosen else "" for value in values]
 
 
 def capacity(curve: Mapping[str, Sequence[tuple[int, float]]], title: str) -> Any:
