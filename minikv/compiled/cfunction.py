@@ -8,7 +8,9 @@ worked on at once.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +26,21 @@ _keep: list[Any] = []  # compiled code lives as long as its object
 
 
 @functools.cache
+def _sources() -> str:
+    """Eight letters that change when any source file with compiled code does."""
+    files = sorted(Path(__file__).parent.glob("*.py")) + [Path(__file__).parents[1] / "cache" / "attention" / "cpu.py"]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
+
+
+@functools.cache
 def compiled_function(function: Callable[..., Any], dtype: torch.dtype, lanes: int) -> int:
     """Address of ``function`` compiled for ``dtype`` (float32 or float64) in vectors of ``lanes`` numbers.
 
     Compiled in a few seconds the first time and kept on disk, where that is possible.
     """
+    # Numba looks only at the file of ``function`` to see whether what it kept is out of date, and not at the files that
+    # it uses; so the name under which it keeps it says what is in all of them.
+    function.__qualname__ = f"{function.__name__}_{_sources()}"
     number = {torch.float32: types.float32, torch.float64: types.float64}[dtype]
     signature = types.void(types.CPointer(Vector(number, lanes)))
     options: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy"}

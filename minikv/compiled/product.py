@@ -19,7 +19,7 @@ from torch import Tensor
 
 from minikv.compiled import threads
 from minikv.compiled.cfunction import REORDER, compiled_function
-from minikv.compiled.simd import add_product, address_of, lanes_of, load, pointer_to, store, take_ticket, total, totals, zeros
+from minikv.compiled.simd import add_product, address_of, lanes_of, load, pointer_to, prefetch, store, take_ticket, total, totals, zeros
 
 LANES = 16
 OUTPUTS_A_TICKET = 64
@@ -55,12 +55,20 @@ def _work(arguments):
 
 @njit(fastmath=REORDER, error_model="numpy", forceinline=True)
 def _products(zero, x, weight, out, first, last):
-    """out[r, o] = x[r] . weight[o] for o in first .. last - 1, four at a time: their sums are independent."""
+    """out[r, o] = x[r] . weight[o] for o in first .. last - 1, four at a time: their sums are independent.
+
+    While the second row is multiplied with four rows of the matrix, the next four are asked for: 1.15 to 1.2 times as
+    fast with 2 to 12 rows, two threads. (With a single row, the processor itself runs ahead.)
+    """
     fours = last - (last - first) % 4
     for o in range(first, fours, 4):
         for r in range(len(x)):
             s0 = s1 = s2 = s3 = zero
+            ask = r == 1 and o + 8 <= fours
             for i in range(0, weight.shape[1], lanes_of(zero)):
+                if ask:
+                    for n in range(o + 4, o + 8):
+                        prefetch(weight[n], i)
                 part = load(zero, x[r], i)
                 s0 = add_product(s0, part, load(zero, weight[o], i))
                 s1 = add_product(s1, part, load(zero, weight[o + 1], i))

@@ -190,6 +190,40 @@ def take_ticket(context, address):
 
 
 @intrinsic
+def ticket_done(context, address):
+    """One more at ``address``; whoever sees it there (``tickets_done``) also sees all that this thread has written."""
+
+    def code(context, builder, signature, arguments):
+        counter = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "release")
+
+    return types.int64(types.int64), code
+
+
+@intrinsic
+def tickets_done(context, address):
+    """The whole number at ``address``, looked up anew each time."""
+
+    def code(context, builder, signature, arguments):
+        counter = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.load_atomic(counter, "acquire", 8)
+
+    return types.int64(types.int64), code
+
+
+@intrinsic
+def call_kernel(context, kernel, arguments):
+    """Call the C function at address ``kernel`` with the address ``arguments``."""
+
+    def code(context, builder, signature, values):
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])  # a pointer is passed as a whole number of its size is
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), [values[1]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code
+
+
+@intrinsic
 def address_of(context, pointer):
     """A pointer as a whole number."""
 

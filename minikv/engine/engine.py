@@ -57,6 +57,8 @@ class Engine:
     ) -> None:
         if (model is None) == (runner is None):
             raise ValueError("give a model, or a runner, but not both")
+        if runner is not None and num_blocks is not None:
+            raise ValueError(f"num_blocks={num_blocks} beside a runner, which has {runner.num_blocks} blocks of its own: leave it out")
         if list(tiers):
             raise ValueError("tiers below the pool are not there yet: leave tiers empty")
         if runner is None:

@@ -47,3 +47,15 @@ def test_gradients_go_through_linear(rows):
     weight.grad = x.grad = None
     F.linear(x, weight).square().sum().backward()
     torch.testing.assert_close(ours, (weight.grad, x.grad))
+
+
+def test_what_is_kept_on_disk_is_named_after_all_sources(monkeypatch):
+    from minikv.compiled import cfunction, product
+
+    few_rows(torch.ones(1, 16), torch.ones(4, 16))
+    assert product._work.__qualname__ == f"_work_{cfunction._sources()}"
+    before = cfunction._sources()
+    cfunction._sources.cache_clear()
+    monkeypatch.setattr(cfunction.Path, "read_bytes", lambda file: b"changed")
+    assert cfunction._sources() != before
+    cfunction._sources.cache_clear()

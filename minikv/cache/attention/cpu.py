@@ -25,11 +25,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numba import carray, njit, types
-from numba.extending import overload
 from torch import Tensor
 
 from minikv.compiled import threads
 from minikv.compiled.cfunction import REORDER, compiled_function
+from minikv.compiled.exponential import exp2
+from minikv.compiled.fused import rms_norm
 from minikv.compiled.simd import (
     add,
     add_product,
@@ -40,6 +41,7 @@ from minikv.compiled.simd import (
     prefetch,
     store,
     take_ticket,
+    ticket_done,
     total,
     totals,
     zeros,
@@ -59,6 +61,9 @@ TILE = 256
 LANES = 16
 LOWEST = float(np.finfo(np.float32).min)  # finite: -inf - -inf would be nan
 
+# How many whole numbers the compiled loop takes (see ``_work``), and which of them are the same for all layers of a step.
+FIELDS, STEP, DONE = 29, slice(10, 23), 28
+
 INLINE: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy", "forceinline": True}
 
 
@@ -68,6 +73,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, layer: int, step: Step
     return plan.attend(q, k, v, layer)
 
 
+def kernel(dtype: torch.dtype, head_dim: int) -> int:
+    """Address of the compiled loop."""
+    return compiled_function(_work, dtype, math.gcd(head_dim, LANES))
+
+
+def step_arguments(step: StepTensors, pool: Tensor, pieces: np.ndarray) -> tuple[int, ...]:
+    """The loop's arguments STEP; the caller keeps everything alive. A row of pieces: first, count, context, gathered or 0."""
+    num_blocks, layers, _, kv_heads, block_size, head_dim = pool.shape
+    return (
+        pool.data_ptr(), num_blocks, layers, kv_heads, block_size, head_dim, len(pieces), pieces.ctypes.data,
+        step.block_tables.data_ptr(), step.block_tables.shape[1], len(step.slots), step.slots.data_ptr(),
+        min(step.max_query_tokens, FEW_TOKENS),
+    )  # fmt: skip
+
+
+def is_small(pool: Tensor, pieces: np.ndarray) -> bool:
+    """Whether one thread is as fast as many."""
+    return 2 * pool.shape[3] * pool.shape[5] * pool.element_size() * int(pieces[:, 2].sum()) < ALONE_BYTES
+
+
 class _Plan:
     """What all layers of a step share: the arguments of the compiled loop, scratch and masks for the long pieces."""
 
@@ -75,22 +100,17 @@ class _Plan:
         if not pool.is_contiguous():
             raise ValueError(f"the pool must be contiguous; its strides are {pool.stride()} for the shape {tuple(pool.shape)}")
         self.step, self.pool = weakref.ref(step), weakref.ref(pool)
-        num_blocks, layers, _, kv_heads, block_size, head_dim = pool.shape
-        self.kernel = compiled_function(_work, pool.dtype, math.gcd(head_dim, LANES))
+        kv_heads, head_dim = pool.shape[3], pool.shape[5]
+        self.kernel = kernel(pool.dtype, head_dim)
         self.long = [(first, count, context) for first, count, context in step.pieces if count > FEW_TOKENS]
         self.gathered = [pool.new_empty(2, kv_heads, context, head_dim) for _, _, context in self.long]
         self.masks = [_mask(count, context) for _, count, context in self.long]
         self.pieces = np.zeros((len(step.pieces), 4), np.int64)
         self.pieces[:, :3] = step.pieces
         self.pieces[self.pieces[:, 1] > FEW_TOKENS, 3] = [gathered.data_ptr() for gathered in self.gathered]
-        read_bytes = 2 * kv_heads * head_dim * pool.element_size() * int(self.pieces[:, 2].sum())
-        self.small = read_bytes < ALONE_BYTES
-        self.arguments = np.zeros(24, np.int64)
-        self.arguments[10:22] = (
-            pool.data_ptr(), num_blocks, layers, kv_heads, block_size, head_dim, len(step.pieces), self.pieces.ctypes.data,
-            step.block_tables.data_ptr(), step.block_tables.shape[1], len(step.slots), step.slots.data_ptr(),
-        )  # fmt: skip
-        self.arguments[22] = min(step.max_query_tokens, FEW_TOKENS)
+        self.small = is_small(pool, self.pieces)
+        self.arguments = np.zeros(FIELDS, np.int64)
+        self.arguments[STEP] = step_arguments(step, pool, self.pieces)
         self.address = self.arguments.ctypes.data
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
@@ -145,9 +165,16 @@ def _mask(count: int, context: int) -> Tensor | None:
 def _work(arguments):
     """What each thread does: take the next sequence and KV head until none is left.
 
-    ``arguments`` points to the whole numbers of ``_Plan.arguments``; the pointer's type says which floats are meant.
+    ``arguments`` points to whole numbers; the pointer's type says which floats are meant.
+
+        0         the ticket counter
+        1 to 9    q, k, v, out; their tokens' distances, for q, k, v; query heads; the layer
+        10 to 22  the step: see ``step_arguments``
+        23 to 27  0, or q and k come as the product left them and are normalised and rotated first, where they are:
+                  positions [tokens], cos and sin [position, head_dim], norm weights [heads + kv_heads, head_dim] or 0, eps [1]
+        28        how many tickets are done
     """
-    a = carray(pointer_to(address_of(arguments), types.int64), (24,))
+    a = carray(pointer_to(address_of(arguments), types.int64), (FIELDS,))
     heads, kv_heads, block_size, head_dim, sequences = a[8], a[13], a[14], a[15], a[16]
     q = carray(pointer_to(a[1], arguments), (a[20], a[5]))  # a row is a token, with all of its heads and more
     k = carray(pointer_to(a[2], arguments), (a[20], a[6]))
@@ -169,16 +196,48 @@ def _work(arguments):
             break
         s, h = ticket // kv_heads, ticket % kv_heads
         first, count, context, gathered = pieces[s]
-        for token in range(first, first + count):
-            block, slot = slots[token] // block_size, slots[token] % block_size
-            for d in range(head_dim):
-                pool[block, layer, 0, h, slot, d] = k[token, h * head_dim + d]
-                pool[block, layer, 1, h, slot, d] = v[token, h * head_dim + d]
+        if a[23]:
+            _turn(zero, arguments, a, q, k, h, group, first, count)
+        _store(pool, layer, h, k, v, slots, first, count)
         if gathered:
             target = carray(pointer_to(gathered, arguments), (2, kv_heads, context, head_dim))
             _gather(pool, layer, h, tables[s], target[0, h], target[1, h])
         else:
             _attend(zero, q, out, pool, layer, h, tables[s], first, count, context, group, queries, sums, scores, state)
+        ticket_done(address_of(arguments) + 8 * DONE)
+
+
+@njit(**INLINE)
+def _turn(zero, arguments, a, q, k, h, group, first, count):
+    """Normalise (if the model does) and rotate the queries of KV head ``h`` and its key, where they are."""
+    head_dim = a[15]
+    positions = carray(pointer_to(a[23], types.int64), (a[20],))
+    for token in range(first, first + count):
+        cos = carray(pointer_to(a[24] + positions[token] * head_dim * q.itemsize, arguments), (head_dim,))
+        sin = carray(pointer_to(a[25] + positions[token] * head_dim * q.itemsize, arguments), (head_dim,))
+        for i in range(group + 1):
+            head = h * group + i if i < group else h
+            row = (q if i < group else k)[token, head * head_dim : (head + 1) * head_dim]
+            if a[26]:
+                weights = a[26] + (head if i < group else a[8] + h) * head_dim * q.itemsize
+                weight = carray(pointer_to(weights, arguments), (head_dim,))
+                rms_norm(zero, row, weight, carray(pointer_to(a[27], arguments), (1,))[0], row)
+            half = head_dim // 2
+            for d in range(half):  # (x, y) are half a head apart; sin is negative in its first half
+                x, y = row[d], row[d + half]
+                row[d] = x * cos[d] + y * sin[d]
+                row[d + half] = y * cos[d + half] + x * sin[d + half]
+
+
+@njit(**INLINE)
+def _store(pool, layer, h, k, v, slots, first, count):
+    """One head's K and V of ``count`` tokens into their slots."""
+    block_size, head_dim = pool.shape[4], pool.shape[5]
+    for token in range(first, first + count):
+        block, slot = slots[token] // block_size, slots[token] % block_size
+        for d in range(head_dim):
+            pool[block, layer, 0, h, slot, d] = k[token, h * head_dim + d]
+            pool[block, layer, 1, h, slot, d] = v[token, h * head_dim + d]
 
 
 @njit(**INLINE)
@@ -269,13 +328,13 @@ def _weigh(scores, visible, tokens, sums, state):
     """Scores become weights under the largest score so far; what was summed before is scaled to it."""
     largest = _largest(scores, visible, state[0])
     if largest > state[0]:
-        shrink = _exp2(state[0] - largest)
+        shrink = exp2(state[0] - largest)
         for d in range(len(sums)):
             sums[d] *= shrink
         state[0], state[1] = largest, state[1] * shrink
     total = state[1]
     for t in range(visible):
-        weight = _exp2(scores[t] - largest)
+        weight = exp2(scores[t] - largest)
         scores[t] = weight
         total += weight
     state[1] = total
@@ -305,34 +364,3 @@ def _add(zero, weights, values, tokens, sums):
         for t in range(even, tokens):
             s0 = add_product(s0, weights[t], load(zero, values[t], d))
         store(sums, d, add(add(s0, s1), add(s2, s3)))
-
-
-def _exp2(x):
-    """2 ** x for x <= 0: see ``_exp2_of``."""
-
-
-@overload(_exp2, jit_options={"fastmath": {"contract"}, "forceinline": True})
-def _exp2_of(x):
-    """In float32 a polynomial, because libm's exp does not vectorise (0.35 ns a weight instead of 3).
-
-    x = n + f with f in [-0.5, 0.5): 2 ** f by a polynomial, 2 ** n by writing n into the exponent's bits. The relative
-    error is at most 8e-8, that of libm 6e-8. Below -126, and for -inf, it is 0. float64 takes the library's.
-    """
-    if x != types.float32:
-        return lambda x: np.exp2(x)
-
-    def exp2(x):
-        n = np.floor(x + np.float32(0.5))
-        f = x - n
-        p = np.float32(1.535336188319500e-4)
-        p = p * f + np.float32(1.339887440266574e-3)
-        p = p * f + np.float32(9.618437357674640e-3)
-        p = p * f + np.float32(5.550332471162809e-2)
-        p = p * f + np.float32(2.402264791363012e-1)
-        p = p * f + np.float32(6.931472028550421e-1)
-        p = p * f + np.float32(1)
-        exponent = np.int32(max(n, np.float32(-126))) + np.int32(127)
-        power = np.int32(exponent << np.int32(23)).view(np.float32)
-        return np.float32(0) if x < np.float32(-126) else p * power
-
-    return exp2
