@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from minikv.cache.step import Piece
+from minikv.cache.step import Piece, to_token_ids
 from minikv.errors import RequestError
 from minikv.model.weights import Model
 
@@ -41,30 +41,15 @@ def pack(pieces: Sequence[Piece], device: str | torch.device) -> PackedTokens:
     return PackedTokens(*(torch.tensor(values, device=device, dtype=torch.int64) for values in (ids, positions, rows)))
 
 
-def check_tokens(model: Model, token_ids: Sequence[int], more: int = 0) -> list[int]:
-    """``token_ids`` as a list, if ``model`` can run them and ``more`` behind them; RequestError with the numbers if not."""
-    tokens = [int(token) for token in token_ids]
-    shape = model.shape
-    if not tokens:
-        raise RequestError("the prompt is empty: a model needs at least one token to predict the next")
-    for place, token in enumerate(tokens):
-        if not 0 <= token < shape.vocab:
-            raise RequestError(f"token id {token} at place {place} is outside the vocabulary of {shape.vocab} (0 to {shape.vocab - 1})")
-    if len(tokens) + more > shape.max_context:
+def check_tokens(model: Model, prompt: str | Sequence[int], more: int = 0) -> list[int]:
+    """``prompt`` as token ids, if ``model`` can run them and ``more`` behind them; RequestError with the numbers if not."""
+    tokens, longest = to_token_ids(prompt, model.tokenizer, model.shape.vocab), model.shape.max_context
+    if len(tokens) + more > longest:
         raise RequestError(
-            f"{len(tokens)} prompt tokens and {more} new ones are {len(tokens) + more}, more than the model's context of "
-            f"{shape.max_context}; shorten the prompt or ask for fewer tokens"
+            f"{len(tokens)} prompt tokens and {more} more to be fed back are {len(tokens) + more}, more than the model's "
+            f"context of {longest}; shorten the prompt or ask for fewer tokens"
         )
     return tokens
-
-
-def to_tokens(model: Model, prompt: str | Sequence[int]) -> Sequence[int]:
-    """``prompt`` as token ids; RequestError for text when the model has no tokenizer."""
-    if not isinstance(prompt, str):
-        return prompt
-    if model.tokenizer is None:
-        raise RequestError("the prompt is text, but this model has no tokenizer; give token ids")
-    return model.tokenizer.encode(prompt)
 
 
 @dataclass
@@ -82,10 +67,10 @@ class Generation:
     computed_tokens: int = 0
 
     def __init__(self, model: Model, prompt: str | Sequence[int], n: int) -> None:
-        if not isinstance(n, int) or n < 1:
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise RequestError(f"n is the number of tokens to generate: at least 1, not {n!r}")
         self.model, self.max_new_tokens = model, n
-        self.prompt = check_tokens(model, to_tokens(model, prompt), more=n - 1)
+        self.prompt = check_tokens(model, prompt, more=n - 1)
         self.tokens, self.token_times_s, self.computed_tokens = [], [], 0
         self._started_at = perf_counter()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 
 from minikv.errors import RequestError
-from minikv.lab.cliff import PUBLISHED, CliffRow, as_json, measure, session_counts
+from minikv.lab.cliff import PUBLISHED, CliffRow, as_json, check_context, measure, session_counts
 from minikv.lab.workload import Workload
 from minikv.show import console
 
@@ -47,14 +47,15 @@ def run(arguments: argparse.Namespace) -> int:
             f"the pool must hold at least one session in blocks of at least one token, and a step compute at least one; "
             f"got --fits {fits}, --block-size {arguments.block_size}, --max-batch-tokens {arguments.max_batch_tokens}"
         )
+    import minikv
+
+    model = minikv.load(arguments.model)
+    check_context(workload, model.shape.max_context)
     blocks = workload.blocks(fits, arguments.block_size)
     print(
         f"{fits} sessions of {workload.system_tokens} shared + {workload.own_tokens} own tokens "
         f"({workload.turns} turns) fit in {blocks} blocks of {arguments.block_size}: the cliff must be at {fits + 1}."
     )
-    import minikv
-
-    model = minikv.load(arguments.model)
     with console.progress() as progress:
         task = progress.add_task("compiling", total=sum(counts) * workload.turns)
 

@@ -28,7 +28,7 @@ _keep: list[Any] = []  # compiled code lives as long as its object
 @functools.cache
 def _sources() -> str:
     """Eight letters that change when any source file with compiled code does."""
-    files = sorted(Path(__file__).parent.glob("*.py")) + [Path(__file__).parents[1] / "cache" / "attention" / "cpu.py"]
+    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(__file__).parents[1] / "cache" / "attention" / "cpu.py"]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
 

@@ -10,12 +10,13 @@ nobody else's.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Iterable, Sequence
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 from minikv.cache.blocks import BlockPool, EvictionPolicy, blocks_for
 from minikv.cache.prefix import KeyChain, PrefixCache, namespace
+from minikv.cache.step import to_token_ids
 from minikv.engine.metrics import Stats
 from minikv.engine.request import Output, Request, State
 from minikv.engine.request import Sequence as Text
@@ -34,10 +35,10 @@ class Engine:
     """Serves requests from one pool of KV blocks.
 
     Give a ``model`` and the engine makes a ``TorchRunner`` for it, with ``num_blocks`` blocks of ``block_size`` tokens
-    (default: 512 MiB of them, at least one full context and at most sixteen), or give a ``runner`` of your own. A step computes at
-    most ``max_batch_tokens`` tokens, of at most ``max_batch_requests`` sequences (and never more sequences than
-    tokens). ``attention`` chooses the kernel. ``admission`` and ``eviction`` replace the policies. ValueError for sizes
-    that cannot work.
+    (default: 512 MiB of them, at least one full context and at most sixteen), or give a ``runner`` of your own, which
+    has its own blocks. A step computes at most ``max_batch_tokens`` tokens, of at most ``max_batch_requests`` sequences
+    (and never more sequences than tokens). ``attention`` chooses the kernel, ``admission`` and ``eviction`` replace the
+    policies. An engine is for one thread at a time; threads may have one each. ValueError for sizes that cannot work.
     """
 
     def __init__(
@@ -56,7 +57,12 @@ class Engine:
         eviction: EvictionPolicy | None = None,
     ) -> None:
         if (model is None) == (runner is None):
-            raise ValueError("give a model, or a runner, but not both")
+            raise ValueError("an engine needs exactly one of a model and a runner")
+        sizes = {"num_blocks": num_blocks, "block_size": block_size}
+        sizes |= {"max_batch_tokens": max_batch_tokens, "max_batch_requests": max_batch_requests}
+        for name, size in sizes.items():
+            if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+                raise ValueError(f"{name} must be a whole number, not {size!r}")
         if runner is not None and num_blocks is not None:
             raise ValueError(f"num_blocks={num_blocks} beside a runner, which has {runner.num_blocks} blocks of its own: leave it out")
         if list(tiers):
@@ -71,9 +77,10 @@ class Engine:
         self.prefix = PrefixCache(self.pool) if prefix_caching else None
         self.scheduler = Scheduler(self.pool, self.prefix, max_batch_tokens, max_batch_requests, admission)
         self._requests: dict[Hashable, Request] = {}
-        self._content = namespace(**runner.content()).decode()
+        self._content: str | None = None  # found when the first request needs it: it takes a look at every weight
         self._computed_tokens = self._generated_tokens = self._steps = 0
         self._next_id = 0
+        self._stepping = threading.Lock()
         self._undelivered: dict[int, tuple[Output, list[int], str]] = {}  # what other requests got while generate ran
 
     # ---------------------------------------------------------------- requests
@@ -92,15 +99,18 @@ class Engine:
         empty prompt, token outside the vocabulary, text without a tokenizer, senseless sampling, more tokens than the
         model's context or the pool can hold, an id that is in use or cannot be hashed, or a salt that is no text.
         """
-        sampling = sampling or Sampling()
+        sampling = Sampling() if sampling is None else sampling
         tokens = self._check(prompt, sampling)
+        if now is not None and not (isinstance(now, (int, float)) and not isinstance(now, bool) and abs(now) < 1e15):
+            raise RequestError(f"now is a time in seconds, not {now!r}")
         try:
             hash(request_id)
         except TypeError:
             raise RequestError(f"a request id must be hashable: a text, a number or a tuple of them, not {request_id!r}") from None
         if not (salt is None or isinstance(salt, str)):
             raise RequestError(f"a salt is text or None, not {salt!r}")
-        if request_id in self._requests:
+        kept = any(output.request_id == request_id for output, _, _ in self._undelivered.values())
+        if request_id in self._requests or kept:
             raise RequestError(f"request id {request_id!r} is in use; wait until it has finished, abort it, or choose another id")
         self._queue(request_id, tokens, sampling, salt, now)
 
@@ -117,19 +127,17 @@ class Engine:
     def _join(self, request: Request, text: Text) -> None:
         request.sequences.append(text)
         if self.runner.tokenizer is not None:
-            text.text_stream = self.runner.tokenizer.stream()
+            text.text_stream = self.runner.tokenizer.stream(request.prompt)
             text.output.text = ""
 
     def _check(self, prompt: str | Sequence[int], sampling: Sampling) -> list[int]:
+        if not isinstance(sampling, Sampling):
+            raise RequestError(f"sampling is a minikv.Sampling, not {sampling!r}")
         sampling.check()
         runner, pool = self.runner, self.pool
-        if isinstance(prompt, str):
-            if runner.tokenizer is None:
-                raise RequestError("the prompt is text, but this model has no tokenizer; give token ids")
-            prompt = runner.tokenizer.encode(prompt)
         if sampling.stop and runner.tokenizer is None:
             raise RequestError("stop strings need a model with a tokenizer; use stop_tokens")
-        tokens = check_token_ids(prompt, runner.vocab)
+        tokens = to_token_ids(prompt, runner.tokenizer, runner.vocab)
         stored = len(tokens) + sampling.max_new_tokens - 1  # the last generated token is never fed back
         if stored > runner.max_context:
             raise RequestError(
@@ -150,14 +158,16 @@ class Engine:
             request = self._requests.pop(request_id, None)
         except TypeError:  # not hashable: no request can have this id
             return False
-        if request is None:
-            return False
-        for text in request.sequences:
-            self._undelivered.pop(id(text.output), None)
+        kept = [key for key, (output, _, _) in self._undelivered.items() if output.request_id == request_id]
+        for key in kept:
+            del self._undelivered[key]
+        for text in request.sequences if request is not None else ():
             if text.state is not State.FINISHED:
                 self.scheduler.finish(text)
                 text.output.finish_reason = "abort"
-        return True
+                if text.output.text is not None:  # what might have become a stop string is text now
+                    text.output.text += text.held_text
+        return request is not None or bool(kept)
 
     @property
     def has_work(self) -> bool:
@@ -183,6 +193,14 @@ class Engine:
         return self._step(now)
 
     def _step(self, now: float | None = None) -> list[Output]:
+        if not self._stepping.acquire(blocking=False):
+            raise RuntimeError("this engine is in a step of another thread: use it from one thread, or give each thread its own")
+        try:
+            return self._step_alone(now)
+        finally:
+            self._stepping.release()
+
+    def _step_alone(self, now: float | None) -> list[Output]:
         plan = self.scheduler.plan()
         if not plan.pieces:
             return []
@@ -246,7 +264,7 @@ class Engine:
         """
         if isinstance(prompts, str):
             raise RequestError("generate takes a list of prompts; write [prompt]")
-        sampling = sampling or Sampling()
+        sampling = Sampling() if sampling is None else sampling
         checked = []
         for place, prompt in enumerate(prompts):
             if isinstance(prompt, int):
@@ -318,32 +336,18 @@ class Engine:
         if self.prefix is not None:
             self.prefix.clear()
         self.runner.weights_changed()
-        self._content = namespace(**self.runner.content()).decode()
+        self._content = None
         for request in self._requests.values():  # those that wait look up under the new content
             request.namespace = self._namespace(request.salt)
             for text in request.sequences:
                 text.chain = KeyChain(request.namespace, self.pool.block_size)
 
     def _namespace(self, salt: str | None) -> bytes:
+        if self.prefix is None:
+            return b""
+        if self._content is None:
+            self._content = namespace(**self.runner.content()).decode()
         return namespace(content=self._content, salt=salt)
-
-
-def check_token_ids(prompt: Sequence[int], vocab: int) -> list[int]:
-    """``prompt`` as a list of whole numbers in 0 .. vocab - 1; RequestError, naming the first wrong one, otherwise."""
-    try:
-        tokens = list(prompt.tolist() if hasattr(prompt, "tolist") else prompt)  # arrays and tensors know their numbers best
-        if set(map(type, tokens)) - {int}:
-            if any(isinstance(token, bool) for token in tokens):
-                raise TypeError
-            tokens = [index(token) for token in tokens]
-    except TypeError:
-        raise RequestError("a prompt is text or a sequence of token ids (whole numbers)") from None
-    if not tokens:
-        raise RequestError("the prompt is empty: a model needs at least one token to predict the next")
-    if min(tokens) < 0 or max(tokens) >= vocab:
-        place, token = next((i, t) for i, t in enumerate(tokens) if not 0 <= t < vocab)
-        raise RequestError(f"token id {token} at place {place} is outside the vocabulary of {vocab} (0 to {vocab - 1})")
-    return tokens
 
 
 def _may_begin(stops: tuple[str, ...], text: str) -> int:

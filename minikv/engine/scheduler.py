@@ -254,7 +254,8 @@ class Scheduler:
             del other.table.blocks[:]
             other.table.num_tokens = other.published_blocks = 0
             other.chain.linked = None
-            self.waiting.appendleft(other)
+            place = sum(waiting.request is other.request for waiting in self.waiting)  # behind its siblings
+            self.waiting.insert(place, other)
         return other
 
     def sequences(self) -> Iterator[Sequence]:

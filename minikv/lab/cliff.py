@@ -112,6 +112,15 @@ def measure_row(
     return summarize(turns, workload, sessions, engine)
 
 
+def check_context(workload: Workload, max_context: int) -> None:
+    """RequestError when a session outgrows a model's context of ``max_context`` tokens."""
+    longest = workload.system_tokens + workload.own_tokens - 1
+    if longest > max_context:
+        raise RequestError(
+            f"a session grows to {longest} tokens, more than the model's context of {max_context}; take fewer turns or smaller ones"
+        )
+
+
 def warm_up(model: Model, max_batch_tokens: int = 512) -> None:
     """Compile and touch what the first measured step would otherwise pay for."""
     from minikv.model.sampling import Sampling
@@ -135,12 +144,7 @@ def measure(
     """The cliff on this machine: one row for each number of sessions in ``counts``."""
     from minikv.engine.runner import TorchRunner
 
-    longest = workload.system_tokens + workload.own_tokens - 1
-    if longest > model.shape.max_context:
-        raise RequestError(
-            f"a session grows to {longest} tokens, more than the model's context of {model.shape.max_context}; "
-            "take fewer turns or smaller ones"
-        )
+    check_context(workload, model.shape.max_context)
     warm_up(model, max_batch_tokens)
     rows = []
     for sessions in counts:

@@ -73,8 +73,8 @@ def _checked(line: str, parents: dict[int, int | None], where: str) -> list[int]
     length, ids = entry.get("input_length"), entry.get("hash_ids")
     if type(length) is not int or length < 1:
         raise RequestError(f"{where}: input_length should be a number of tokens of at least 1, not {length!r}")
-    if not isinstance(ids, list) or any(type(each) is not int for each in ids):
-        raise RequestError(f"{where}: hash_ids should be a list of whole numbers")
+    if not isinstance(ids, list) or any(type(each) is not int or not -(2**127) <= each < 2**127 for each in ids):
+        raise RequestError(f"{where}: hash_ids should be a list of whole numbers of at most 128 bits")
     needed = -(-length // BLOCK_TOKENS)
     if len(ids) != needed:
         raise RequestError(f"{where}: {length} tokens are {needed} blocks of {BLOCK_TOKENS}, and there are {len(ids)} hash_ids")
@@ -119,7 +119,7 @@ def replay(
 def _serve(ids: Sequence[int], pool: BlockPool, cache: PrefixCache, eviction: EvictionPolicy) -> int:
     """One request: share what is found, take blocks for the rest, make them findable, let all go. Returns the hits."""
     chain = KeyChain(b"trace", BLOCK_TOKENS)
-    chain.keys = chain.chunks = [each.to_bytes(8, "little", signed=True) for each in ids]
+    chain.keys = chain.chunks = [each.to_bytes(16, "little", signed=True) for each in ids]
     table = BlockTable(BLOCK_TOKENS)
     found = cache.lookup(chain, most=len(ids))
     for entry in found:

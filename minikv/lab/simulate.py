@@ -18,7 +18,7 @@ from minikv.cache.blocks import blocks_for
 from minikv.engine.runner import StepResult
 from minikv.engine.scheduler import Plan
 from minikv.errors import RequestError
-from minikv.lab.cliff import CliffRow, measure_row
+from minikv.lab.cliff import CliffRow, check_context, measure_row
 from minikv.lab.workload import Workload
 from minikv.shape.hardware import HARDWARE, Hardware
 from minikv.shape.model_shape import PRESETS, ModelShape
@@ -101,13 +101,14 @@ class Scenario:
             raise RequestError(
                 f"blocks and steps need room for a token; got a block size of {self.block_size} and {self.max_batch_tokens} tokens a step"
             )
-        longest = self.workload.system_tokens + self.workload.own_tokens - 1
-        if longest > self.shape.max_context:
-            raise RequestError(f"a session grows to {longest} tokens, {self.shape.name} has a context of {self.shape.max_context}")
+        if self.shape.mla_latent is not None:
+            raise RequestError(f"{self.shape.name} uses multi-head latent attention, whose steps are not simulated yet")
+        check_context(self.workload, self.shape.max_context)
         if self.fits < 1:
             raise RequestError(
                 f"{self.kv_bytes / 1e9:.2f} GB of KV hold {self.num_blocks * self.block_size} tokens in {self.kv_dtype}, less than "
-                f"one session of {longest + 1}; give more memory, a smaller KV dtype or a shorter session"
+                f"one session of {self.workload.system_tokens + self.workload.own_tokens}; give more memory, a smaller KV dtype "
+                "or a shorter session"
             )
 
     def session_bytes(self, sessions: int, kv_dtype: str | None = None) -> int:

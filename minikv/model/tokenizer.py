@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.decoders import DecodeStream
+from tokenizers.decoders import ByteLevel, DecodeStream
 
 from minikv.errors import ModelError
 
@@ -35,6 +35,8 @@ class Tokenizer:
             tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as wrong:  # the library raises a bare Exception
             raise ModelError(f"{file} is no tokenizer: {wrong}") from None
+        tokenizer.no_truncation()  # settings of somebody's training run; a prompt is never cut or filled up
+        tokenizer.no_padding()
         config: dict[str, Any] = {}
         file = folder / "tokenizer_config.json"
         try:
@@ -58,9 +60,12 @@ class Tokenizer:
         """Number of token ids, added special tokens included."""
         return self._tokenizer.get_vocab_size()
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``, with the special tokens that the model expects around a text."""
-        return self._tokenizer.encode(text).ids
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``, with the special tokens that the model expects around a text.
+
+        A prompt from a chat template holds its special tokens already: pass ``special_tokens=False`` for it.
+        """
+        return list(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ``token_ids``; special tokens are left out."""
@@ -88,13 +93,13 @@ class Tokenizer:
 
         try:
             template = environment.from_string(self.chat_template, globals={"raise_exception": refuse})
-            return template.render(messages=list(messages), add_generation_prompt=True, **self._special, **variables)
+            return template.render({"messages": list(messages), "add_generation_prompt": True} | self._special | variables)
         except Exception as wrong:  # whatever a template does wrong: divide by 0, add text to a number, reach out of the sandbox
             raise ModelError(f"the model's chat template does not render: {wrong}") from None
 
-    def stream(self) -> TextStream:
-        """A decoder for one text that arrives token by token."""
-        return TextStream(self)
+    def stream(self, before: Sequence[int] = ()) -> TextStream:
+        """A decoder for one text that arrives token by token behind the tokens ``before``, which are not repeated."""
+        return TextStream(self, before)
 
 
 class TextStream:
@@ -102,11 +107,16 @@ class TextStream:
 
     A token may end in the middle of a character; then its text comes with a later token. ``finish`` hands out what is
     left, so that all pieces together are the decoded whole.
+
+    Some tokenizers drop the space at the beginning of a text. A continuation is not the beginning of one, so for them
+    the stream starts with the last few tokens of what stood before. (Byte-level tokenizers drop nothing.)
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        byte_level = isinstance(tokenizer._tokenizer.decoder, ByteLevel)
+        self._before = [] if byte_level else list(before[-8:])
+        self._stream = DecodeStream(ids=self._before, skip_special_tokens=True)
         self._tokens: list[int] = []
         self._given = ""
 
@@ -119,8 +129,9 @@ class TextStream:
 
     def finish(self) -> str:
         """What was held back: the replacement character for a text that ends inside a character."""
-        whole = self._tokenizer.decode(self._tokens)
-        return whole[len(self._given) :] if whole.startswith(self._given) else ""
+        given = (self._tokenizer.decode(self._before) if self._before else "") + self._given
+        whole = self._tokenizer.decode(self._before + self._tokens)
+        return whole[len(given) :] if whole.startswith(given) else ""
 
 
 def _content(token: Any) -> str:

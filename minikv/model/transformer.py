@@ -76,7 +76,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     rows = x.shape[0]
     if not 0 < rows <= MOST_ROWS or not x.is_cpu or x.dtype not in (torch.float32, torch.float64):
         return F.linear(x, weight, bias)
-    if rows <= FEW_ROWS and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
+    plain = weight.is_contiguous() and weight.dtype == x.dtype
+    if rows <= FEW_ROWS and plain and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
         from minikv.compiled.product import few_rows  # not above: on a GPU nothing is compiled by Numba
 
         out = few_rows(x, weight)
@@ -104,7 +105,7 @@ class Transformer:
 
         def take(*names: str, dtype: torch.dtype = dtype) -> Tensor:
             parts = [weights[name].to(device=self.device, dtype=dtype) for name in names]
-            return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+            return torch.cat(parts) if len(parts) > 1 else parts[0].clone(memory_format=torch.contiguous_format)
 
         self.embedding = take("model.embed_tokens.weight")  # [vocab, hidden]
         self.norm = take("model.norm.weight", dtype=self.norm_dtype)  # [hidden]

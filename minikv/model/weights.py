@@ -147,7 +147,11 @@ def read_config(folder: Path) -> tuple[ModelShape, tuple[int, ...]]:
         raise ModelError(f"{folder}: config.json asks for {problem}, which minikv does not do; it would give wrong results")
     try:
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
-        theta = [rope["rope_theta"] for rope in (config.get("rope_parameters") or {}, config) if rope.get("rope_theta") is not None]
+        theta = [
+            rope["rope_theta"]
+            for rope in (config.get("rope_parameters") or {}, config.get("rope_scaling") or {}, config)
+            if rope.get("rope_theta") is not None
+        ]
         shape = ModelShape(
             name=folder.name,
             layers=config["num_hidden_layers"],
@@ -199,6 +203,8 @@ def _what_we_do_not_do(config: dict[str, Any], family: str) -> list[str]:
         problems.append(f"a sliding window (use_sliding_window: {json.dumps(config['use_sliding_window'])})")
     elif config.get("sliding_window") is not None and not family.startswith("qwen"):
         problems.append(f"a sliding window (sliding_window: {config['sliding_window']})")
+    elif family == "mistral" and "sliding_window" not in config and not _is_at_most(config.get("max_position_embeddings"), 4096):
+        problems.append("a sliding window of 4096 (what a Mistral config means that has no sliding_window; null means none)")
     layers = config.get("layer_types") or []
     if not isinstance(layers, list) or any(kind != "full_attention" for kind in layers):
         problems.append(f"layers other than full attention (layer_types: {json.dumps(layers)})")
@@ -207,6 +213,10 @@ def _what_we_do_not_do(config: dict[str, Any], family: str) -> list[str]:
             problems.append(f"{key}: {config[key]!r}")
     unknown = sorted(set(config) - _HARMLESS - _SIZES - set(_MUST_BE))
     return problems + [f"{key}: {config[key]!r} (a key that minikv does not know)" for key in unknown if config[key]]
+
+
+def _is_at_most(value: Any, most: int) -> bool:
+    return isinstance(value, int) and value <= most
 
 
 def _read_json(path: Path, otherwise: str) -> dict[str, Any]:

@@ -31,10 +31,10 @@ class Hardware:
 
     def __post_init__(self) -> None:
         for field in ("memory_bytes", "bytes_per_s", "flops_per_s"):
-            if not getattr(self, field) > 0:
+            if not 0 < getattr(self, field) < float("inf"):
                 raise ValueError(f"{self.name}: {field} must be above 0, not {getattr(self, field)}")
-        if not self.step_overhead_s >= 0:
-            raise ValueError(f"{self.name}: step_overhead_s must be at least 0, not {self.step_overhead_s}")
+        if not 0 <= self.step_overhead_s < 1e6:
+            raise ValueError(f"{self.name}: step_overhead_s must be at least 0 and less than a million, not {self.step_overhead_s}")
 
     @property
     def flops_per_byte(self) -> float:

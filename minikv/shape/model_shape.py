@@ -208,5 +208,5 @@ def from_config(config: dict[str, Any], name: str = "unnamed") -> ModelShape:
         )
     except KeyError as missing:
         raise ValueError(f"{name}: config.json has no {missing}") from None
-    except (TypeError, AttributeError, ZeroDivisionError) as wrong:
+    except (TypeError, AttributeError, ValueError, ZeroDivisionError) as wrong:
         raise ValueError(f"{name}: config.json describes an impossible model: {wrong}") from None

@@ -101,6 +101,7 @@ class _Plan:
             raise ValueError(f"the pool must be contiguous; its strides are {pool.stride()} for the shape {tuple(pool.shape)}")
         self.step, self.pool = weakref.ref(step), weakref.ref(pool)
         kv_heads, head_dim = pool.shape[3], pool.shape[5]
+        self.kv_shape, self.dtype = (len(step.slots), kv_heads, head_dim), pool.dtype
         self.kernel = kernel(pool.dtype, head_dim)
         self.long = [(first, count, context) for first, count, context in step.pieces if count > FEW_TOKENS]
         self.gathered = [pool.new_empty(2, kv_heads, context, head_dim) for _, _, context in self.long]
@@ -114,6 +115,7 @@ class _Plan:
         self.address = self.arguments.ctypes.data
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        self._check(q, k, v)
         q, k, v = (_rows(t) for t in (q, k, v))
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         self.arguments[:10] = (
@@ -124,6 +126,16 @@ class _Plan:
         for (first, count, _), gathered, mask in zip(self.long, self.gathered, self.masks, strict=True):
             out[first : first + count] = attend_long(q[first : first + count], gathered[0], gathered[1], mask)
         return out
+
+    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Compiled code does not look where it reads: what does not belong to the step is refused here."""
+        tokens, kv_heads, head_dim = self.kv_shape
+        queries = q.shape[0] == tokens and q.shape[1] % kv_heads == 0 and q.shape[2] == head_dim
+        if not (queries and k.shape == v.shape == self.kv_shape and q.dtype == k.dtype == v.dtype == self.dtype):
+            raise ValueError(
+                f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} do not belong to a step of {tokens} tokens with "
+                f"{kv_heads} KV heads of {head_dim} in {self.dtype}"
+            )
 
 
 def _rows(t: Tensor) -> Tensor:
