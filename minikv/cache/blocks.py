@@ -134,6 +134,7 @@ class FirstInFirstOut:
         self._count = 0
         self._evictable: set[int] = set()
         self._heap: list[tuple[int, int]] = []  # (age, block); void when not evictable, or of another age by now
+        self._queued: dict[int, int] = {}  # the age with which a block stands in the heap, so that it stands there once
 
     def keep(self, block: int) -> None:
         self._count += 1
@@ -141,7 +142,9 @@ class FirstInFirstOut:
 
     def add(self, block: int) -> None:
         self._evictable.add(block)
-        heapq.heappush(self._heap, (self._age[block], block))
+        if self._queued.get(block) != self._age[block]:
+            self._queued[block] = self._age[block]
+            heapq.heappush(self._heap, (self._age[block], block))
 
     def remove(self, block: int) -> None:
         self._evictable.remove(block)
@@ -149,6 +152,8 @@ class FirstInFirstOut:
     def choose(self) -> int:
         while True:
             age, block = heapq.heappop(self._heap)
+            if self._queued.get(block) == age:
+                del self._queued[block]
             if block in self._evictable and self._age[block] == age:
                 self._evictable.remove(block)
                 return block
@@ -170,6 +175,8 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int, eviction: EvictionPolicy | None = None) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs at least one block of at least one slot; got num_blocks={num_blocks}, block_size={block_size}")
+        if eviction is not None and len(eviction):
+            raise ValueError(f"the eviction policy holds {len(eviction)} blocks of another pool: give each pool its own")
         self.num_blocks, self.block_size = num_blocks, block_size
         self.references = [0] * num_blocks
         self.kept = [False] * num_blocks  # its content has a key: it must not be written to

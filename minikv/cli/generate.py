@@ -34,10 +34,14 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.max_new_tokens, arguments.temperature, arguments.top_k, arguments.top_p,
         seed=arguments.seed, stop=tuple(arguments.stop),
     )  # fmt: skip
+    engine.generate([model.tokenizer.encode("a")[:1]], minikv.Sampling(max_new_tokens=2))  # load what is compiled, before any clock
     for number, prompt in enumerate(arguments.prompt):
-        text = model.tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) if arguments.chat else prompt
-        engine.add(number, text, sampling)
-        print(text, end="", flush=True)
+        if arguments.chat:
+            rendered = model.tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+            engine.add(number, model.tokenizer.encode(rendered, special_tokens=False), sampling)
+        else:
+            engine.add(number, prompt, sampling)
+        print(prompt, end="\n" if arguments.chat else "", flush=True)
         output = None
         while engine.has_work:
             for output in engine.step():

@@ -184,7 +184,8 @@ class Engine:
     def step(self, now: float | None = None) -> list[Output]:
         """One step; returns the outputs that grew in it, with ``new_tokens`` and ``new_text``.
 
-        Returns an empty list at once when nothing can run, and also after a step that only computed a part of a prompt.
+        Returns an empty list at once when nothing can run (an admission policy of yours may say no to all who wait), and
+        also after a step that only computed a part of a prompt.
         ``now`` is when the step begins, on the runner's clock. The first step after ``generate`` computes nothing and
         hands out what other requests got meanwhile.
         """

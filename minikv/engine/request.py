@@ -39,7 +39,8 @@ class Output:
     ``cached_tokens`` counts the tokens of the prompt that were found in the cache at its first admission, and
     ``computed_tokens`` all that went through the model for it, recomputation after a preemption included. Times are
     seconds since the request was added; ``token_times_s[0]`` is the time to first token. ``finish_reason`` is
-    "length", "stop" or "abort". With ``n`` above 1 there are n outputs with one request_id and ``sample`` 0 to n - 1.
+    "length", "stop" or "abort". With ``n`` above 1 there are n outputs with one request_id and ``sample`` 0 to n - 1; the
+    prompt is looked up and computed once, for sample 0, and its ``cached_tokens`` stand on each.
     """
 
     request_id: Hashable

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minikv.cache.blocks import BlockPool, BlockTable, LeastRecentlyUsed, blocks_for
+from minikv.cache.blocks import BlockPool, BlockTable, FirstInFirstOut, LeastRecentlyUsed, blocks_for
 
 
 def table_of(num_tokens: int, block_size: int) -> BlockTable:
@@ -285,3 +285,38 @@ def test_least_recently_used_keeps_the_order_in_which_blocks_came():
     lru.add(1)
     assert (len(lru), 1 in lru, 5 in lru) == (3, True, False)
     assert [lru.choose() for _ in range(3)] == [3, 2, 1]
+
+
+def test_first_in_first_out_ignores_use_and_remembers_each_block_once():
+    policy = FirstInFirstOut()
+    for block in (0, 1, 2):
+        policy.keep(block)
+        policy.add(block)
+    for _ in range(1_000):  # block 0 is hit again and again
+        policy.remove(0)
+        policy.add(0)
+    assert len(policy._heap) == 3
+    assert [policy.choose(), policy.choose()] == [0, 1]
+    policy.keep(0)  # new content in block 0: the youngest now
+    policy.add(0)
+    assert [policy.choose(), policy.choose()] == [2, 0]
+    assert len(policy) == 0
+
+
+def test_a_policy_belongs_to_one_pool():
+    policy = LeastRecentlyUsed()
+    pool = BlockPool(2, 4, policy)
+    block = pool.allocate()
+    pool.keep(block)
+    pool.release([block])
+    with pytest.raises(ValueError, match="another pool"):
+        BlockPool(2, 4, policy)
+
+
+def test_many_blocks_are_all_or_nothing():
+    pool = BlockPool(3, 4)
+    assert sorted(pool.allocate_many(2)) == [0, 1]
+    with pytest.raises(MemoryError, match="2 blocks are wanted"):
+        pool.allocate_many(2)
+    assert pool.num_free == 1
+    assert pool.allocate_many(0) == []

@@ -67,6 +67,8 @@ def test_cliff_prints_a_table_and_writes_json_and_a_figure(small_model, tmp_path
         (("simulate", "cliff", "--think-time", "-1"), "think_time_s"),
         (("simulate", "cliff", "--block-size", "0"), "block size"),
         (("simulate", "cliff", "--step-overhead", "-1"), "step_overhead_s"),
+        (("simulate", "cliff", "--step-overhead", "inf"), "step_overhead_s"),
+        (("simulate", "cliff", "--model", "deepseek-v3"), "latent"),
         (("simulate", "cliff", "--measured", "nothing.json"), "nothing.json"),
         (("size", "gpt-9"), "known are"),
         (("size", "qwen3-4b", "--tokens", "0"), "at least one token"),

@@ -124,3 +124,10 @@ def test_what_is_no_trace_is_refused(tmp_path):
         replay([[0]], 511)
     with pytest.raises(minikv.RequestError, match="lru, fifo, optimal"):
         replay([[0]], 512, "random")
+
+
+def test_ids_of_64_bits_and_more_are_ids(tmp_path):
+    requests = read_trace(write(tmp_path, line([2**63, -5]), line([2**63, -5])))
+    assert replay(requests).block_hits == 2
+    with pytest.raises(minikv.RequestError, match="line 1"):
+        read_trace(write(tmp_path, line([2**130])))

@@ -252,3 +252,30 @@ def test_a_template_cannot_change_the_messages(library: tokenizers.Tokenizer, te
 def test_a_broken_template_is_a_model_error(library: tokenizers.Tokenizer, template: str) -> None:
     with pytest.raises(ModelError, match="does not render"):
         chat(library, template, [{"role": "user", "content": "hi"}])
+
+
+def test_a_continuation_keeps_the_space_that_the_beginning_of_a_text_would_lose() -> None:
+    vocabulary = {"▁The": 0, "▁capital": 1, "▁is": 2, "▁Paris": 3, "▁and": 4}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="▁The"))
+    strip = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.Fuse(), tokenizers.decoders.Strip(" ", 1, 0)]
+    )
+    inner.decoder = strip
+    tokenizer = Tokenizer(inner)
+    assert tokenizer.decode([3, 4]) == "Paris and"
+    stream = tokenizer.stream(before=[0, 1, 2])
+    assert "".join([stream.push(3), stream.push(4), stream.finish()]) == " Paris and"
+    alone = tokenizer.stream()
+    assert "".join([alone.push(3), alone.push(4), alone.finish()]) == "Paris and"
+
+
+def test_a_rendered_chat_prompt_gets_its_special_tokens_once() -> None:
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "hi": 1}, unk_token="hi"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    inner.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    inner.add_special_tokens(["<s>"])
+    tokenizer = Tokenizer(inner, "{{ bos_token }} {{ messages[0]['content'] }}", {"bos_token": "<s>"})
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
+    assert tokenizer.encode(text) == [0, 0, 1]
+    assert tokenizer.encode(text, special_tokens=False) == [0, 1]
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], add_generation_prompt=False) == text

@@ -510,3 +510,20 @@ def test_a_saved_model_comes_back_bit_for_bit(more: dict[str, bool], tmp_path: P
     again = minikv.load(tmp_path / "new")
     assert torch.equal(minikv.logits(again, [1, 2, 3]), minikv.logits(model, [1, 2, 3]))
     assert again.stop_tokens == (1, 7)
+
+
+def test_a_mistral_without_a_word_about_its_window_has_one_of_4096(folder: Path) -> None:
+    works(as_family(folder, "mistral", sliding_window=..., max_position_embeddings=4096))
+    refused(as_family(folder, "mistral", sliding_window=..., max_position_embeddings=8192), "sliding window of 4096")
+    works(as_family(folder, "mistral", sliding_window=None, max_position_embeddings=8192))
+
+
+def test_the_theta_in_an_old_rope_scaling_counts(folder: Path) -> None:
+    edit(folder, rope_theta=..., rope_scaling={"rope_type": "default", "rope_theta": 77.0})
+    assert works(folder).shape.rope_theta == 77.0
+
+
+def test_a_device_that_is_none_is_refused() -> None:
+    for device in ("nowhere", 3.5):
+        with pytest.raises(ModelError, match="cannot compute on the device"):
+            minikv.load(shape=SHAPE, device=device)
