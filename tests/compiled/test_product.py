@@ -22,6 +22,18 @@ def test_few_rows_equals_torch(outputs, inputs, dtype, error):
         torch.testing.assert_close(few_rows(x, weight), x @ weight.T, rtol=0, atol=error)
 
 
+def test_two_threads_share_a_large_matrix():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        weight = torch.randn(3001, 48, dtype=torch.float64)
+        for rows in (1, 5, 12):
+            x = torch.randn(rows, 48, dtype=torch.float64)
+            torch.testing.assert_close(few_rows(x, weight), x @ weight.T)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_rows_that_lie_apart_are_understood():
     wide = torch.randn(5, 64, dtype=torch.float64)
     weight = torch.randn(9, 32, dtype=torch.float64)

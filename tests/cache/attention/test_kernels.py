@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -246,7 +247,21 @@ def test_float32_weights_are_as_exact_as_float32() -> None:
         assert got == pytest.approx(math.exp(-difference) / (1 + math.exp(-difference)), rel=1e-5)
 
 
-def test_without_torchs_threads_python_threads_do(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_two_threads_share_the_work(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> None:
+    monkeypatch.setattr(cpu, "ALONE_BYTES", 0)
+    for seed in range(20):
+        Case([(100, 1)] * 5 + [(30, 30), (70, 20)], seed=seed).check("cpu")
+
+
+def test_without_torchs_threads_python_threads_do(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> None:
     monkeypatch.setattr(threads, "_team", lambda: threads._run_on_python_threads)
     monkeypatch.setattr(cpu, "ALONE_BYTES", 0)
     for seed in range(20):
