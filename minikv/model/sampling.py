@@ -56,10 +56,12 @@ class Sampling:
         """RequestError, saying which, for a value that makes no sense."""
         for name, least, most in (("max_new_tokens", 1, 2**31), ("top_k", 0, 2**31), ("n", 1, MOST_SAMPLES)):
             value = getattr(self, name)
-            if not _is_whole(value) or not least <= value <= most:
-                raise RequestError(f"{name} must be a whole number of at least {least} and at most {most}, not {value!r}")
+            if not _is_whole(value) or value < least:
+                raise RequestError(f"{name} must be a whole number of at least {least}, not {value!r}")
+            if value > most:
+                raise RequestError(f"{name} must be at most {most}, not {value!r}")
         if not (_is_number(self.temperature) and 0 <= self.temperature <= 1e6):
-            raise RequestError(f"temperature must be a number of at least 0 and at most a million, not {self.temperature!r}")
+            raise RequestError(f"temperature must be a number of at least 0, and at most a million, not {self.temperature!r}")
         if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
             raise RequestError(f"top_p must be a number above 0 and at most 1, not {self.top_p!r}")
         if self.seed is not None and not (_is_whole(self.seed) and -(2**63) <= self.seed < 2**64):

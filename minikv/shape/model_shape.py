@@ -13,6 +13,7 @@ arithmetic and imports no torch.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ class ModelShape:
         """Bytes that one token adds to the cache when each number is stored as ``dtype``."""
         if dtype not in BYTES_PER_NUMBER:
             raise ValueError(f"unknown KV dtype {dtype!r}; known are {', '.join(BYTES_PER_NUMBER)}")
-        return int(self.kv_numbers_per_token * BYTES_PER_NUMBER[dtype])
+        return math.ceil(self.kv_numbers_per_token * BYTES_PER_NUMBER[dtype])
 
     @property
     def layer_parameters(self) -> int:

@@ -369,7 +369,7 @@ def test_an_engine_that_cannot_work_is_refused(model, sizes):
 
 def test_an_engine_has_a_model_or_a_runner(model, fake_runner):
     for arguments in ({}, {"model": model, "runner": fake_runner()}):
-        with pytest.raises(ValueError, match="not both"):
+        with pytest.raises(ValueError, match="exactly one"):
             minikv.Engine(**arguments)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -75,7 +76,7 @@ def test_the_four_designs_differ_in_one_product(
     shape = ModelShape(**SMALL | {"heads": heads, "kv_heads": kv_heads}, mla_latent=latent)
     assert (shape.attention, shape.kv_numbers_per_token, shape.group) == (attention, numbers, group)
     for dtype, size in BYTES_PER_NUMBER.items():
-        assert shape.kv_bytes_per_token(dtype) == numbers * size
+        assert shape.kv_bytes_per_token(dtype) == math.ceil(numbers * size)
 
 
 def test_neither_hidden_size_nor_query_heads_weigh_in_the_cache() -> None:
