@@ -32,15 +32,17 @@ def run(arguments: argparse.Namespace) -> int:
     points = 12
     with console.progress() as progress:
         reading = progress.add_task("reading", total=trace.stat().st_size if trace.is_file() else None)
-        requests = read_trace(trace, lambda size: progress.update(reading, advance=size))
+        requests = read_trace(trace, lambda size: progress.advance(reading, size))
         replaying = progress.add_task("replaying", total=len(requests))
         started = perf_counter()
-        found = replay(requests, arguments.capacity_tokens, arguments.policy, lambda: progress.update(replaying, advance=1))
+        found = replay(
+            requests, arguments.capacity_tokens, arguments.policy, console.in_steps(lambda step: progress.advance(replaying, step))
+        )
         seconds = perf_counter() - started
         curve = None
         if arguments.plot:
             drawing = progress.add_task("curve", total=len(requests) * points * len(POLICIES))
-            curve = capacity_curve(requests, POLICIES, points, lambda: progress.update(drawing, advance=1))
+            curve = capacity_curve(requests, POLICIES, points, console.in_steps(lambda step: progress.advance(drawing, step)))
     size = "no limit" if arguments.capacity_tokens is None else f"{found.capacity_blocks:,} blocks, {arguments.policy}"
     print(
         f"{len(requests):,} requests, {found.blocks:,} blocks of {BLOCK_TOKENS} tokens: {found.block_hits:,} found "

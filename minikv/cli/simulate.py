@@ -162,9 +162,12 @@ def _scenario(arguments: argparse.Namespace) -> Scenario:
 
 
 def _compare(rows: list[CliffRow]) -> None:
-    from minikv.lab.cliff import PUBLISHED
+    from minikv.lab.cliff import PUBLISHED, SAFE
 
     found = {row.sessions: row for row in rows}
+    safe = found.get(SAFE["sessions"])
+    if safe is not None:
+        print(f"{safe.sessions} sessions: p99 {safe.p99_ttft_s:.1f} s computed, published as safe, under {SAFE['p99_below_s']} s")
     for published in PUBLISHED:
         row = found.get(published["sessions"])
         if row is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,19 @@ def progress() -> Any:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def in_steps(advance: Callable[[int], object], step: int = 100) -> Callable[[], None]:
+    """A callback for something fast: every ``step`` calls it advances a progress bar, which costs more than the thing."""
+    calls = 0
+
+    def tick() -> None:
+        nonlocal calls
+        calls += 1
+        if calls % step == 0:
+            advance(step)
+
+    return tick
 
 
 def whole_numbers(text: str) -> list[int]:
