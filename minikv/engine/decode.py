@@ -11,8 +11,9 @@ Who works on what is a matter of tickets (see ``minikv.compiled.threads``), so o
 ``minikv.compiled.sequence`` goes from kernel to kernel. What a kernel reads is written down once a model, as a row of
 whole numbers: sizes and addresses. A step fills in how many tokens there are and which blocks hold their past.
 
-Two threads, float32, milliseconds a step, torch's pass -> this one, 100 tokens of context: 14 M parameters 5.9 -> 2.7
-(1 sequence), 6.8 -> 3.6 (4), 8.3 -> 4.8 (8), 10.4 -> 6.2 (12); the bundled model 2.4 -> 0.8, 4.1 -> 1.6, 4.1 -> 2.1, 5.2 -> 2.8.
+Two threads, float32, milliseconds a step, torch's pass -> an earlier form of this one (a call a kernel), 100 tokens
+of context: 14 M parameters 5.9 -> 2.7 (1 sequence), 6.8 -> 3.6 (4), 8.3 -> 4.8 (8), 10.4 -> 6.2 (12); the bundled
+model 2.4 -> 0.8, 4.1 -> 1.6, 4.1 -> 2.1, 5.2 -> 2.8.
 
 The model does not know; ``transformer.py`` stays the definition, and the tests hold this module against it.
 """

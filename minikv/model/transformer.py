@@ -64,7 +64,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     The same product whichever way it is asked for, but with few rows on a CPU not equally fast. Up to twelve rows a
     compiled loop reads the weights once, on all cores. Up to 64, BLAS is asked for the transpose, weight @ x.T, with as
     many rows as its loops take at a time, zeros filling up (the result is laid out as a transpose too). The 33 products
-    of a model of 14 M parameters, two threads, in ms, interleaved medians:
+    of a model of 14 M parameters, two threads, in ms, medians (1 to 16 rows from one run, 32 and 64 from another):
 
         rows             1     2     4     8    12    16    32    64
         x @ weight.T   6.2  10.4  12.8  12.8  14.9  15.5  19.0  27.4

@@ -104,8 +104,8 @@ def test_the_kv_dtype_moves_the_cliff_as_the_arithmetic_says():
     own = 12 * (1_000 + 75)
     for dtype, bytes_per_number in (("bf16", 2), ("fp8", 1), ("int4", 0.5625)):
         moved = replace(scenario, kv_dtype=dtype)
-        tokens = scenario.kv_bytes / (2 * 36 * 8 * 128 * bytes_per_number)
-        assert moved.fits == int((tokens - 10_000) // own) or abs((tokens - 10_000) / own - moved.fits) < 1.01
+        blocks = int(scenario.kv_bytes // (16 * 2 * 36 * 8 * 128 * bytes_per_number))
+        assert moved.fits == (blocks - 10_000 // 16) // -(-own // 16)
         below, above = (moved.run(sessions) for sessions in (moved.fits, moved.fits + 1))
         assert below.hit_rate == below.best_hit_rate
         assert above.hit_rate < above.best_hit_rate
