@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 
@@ -71,18 +71,21 @@ class BlockTable:
 
 
 class EvictionPolicy(Protocol):
-    """Chooses which cached block goes next. The pool tells it of every block that becomes or stops being evictable."""
+    """Chooses which cached block goes next. The pool tells it of every block that becomes or stops being evictable.
 
-    def keep(self, block: int) -> None:
-        """``block`` holds new content that can be found. It still has an owner."""
+    It tells of a whole prompt's blocks at once: a call for each block would cost more than what the call does.
+    """
+
+    def keep(self, blocks: Sequence[int]) -> None:
+        """``blocks`` hold new content that can be found. They still have owners."""
         ...
 
-    def add(self, block: int) -> None:
-        """``block`` lost its last owner and may be evicted from now on."""
+    def add(self, blocks: Sequence[int]) -> None:
+        """``blocks`` lost their last owners, in this order, and may be evicted from now on."""
         ...
 
-    def remove(self, block: int) -> None:
-        """``block`` is wanted again (or its content was dropped); it is not evictable any more."""
+    def remove(self, blocks: Sequence[int]) -> None:
+        """``blocks`` are wanted again (or their content was dropped); they are not evictable any more."""
         ...
 
     def choose(self) -> int:
@@ -104,14 +107,18 @@ class LeastRecentlyUsed:
     def __init__(self) -> None:
         self._order: OrderedDict[int, None] = OrderedDict()
 
-    def keep(self, block: int) -> None:
+    def keep(self, blocks: Sequence[int]) -> None:
         """How old a content is does not matter here."""
 
-    def add(self, block: int) -> None:
-        self._order[block] = None
+    def add(self, blocks: Sequence[int]) -> None:
+        order = self._order
+        for block in blocks:
+            order[block] = None
 
-    def remove(self, block: int) -> None:
-        del self._order[block]
+    def remove(self, blocks: Sequence[int]) -> None:
+        order = self._order
+        for block in blocks:
+            del order[block]
 
     def choose(self) -> int:
         return self._order.popitem(last=False)[0]
@@ -136,18 +143,21 @@ class FirstInFirstOut:
         self._heap: list[tuple[int, int]] = []  # (age, block); void when not evictable, or of another age by now
         self._queued: dict[int, int] = {}  # the age with which a block stands in the heap, so that it stands there once
 
-    def keep(self, block: int) -> None:
-        self._count += 1
-        self._age[block] = self._count
+    def keep(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._count += 1
+            self._age[block] = self._count
 
-    def add(self, block: int) -> None:
-        self._evictable.add(block)
-        if self._queued.get(block) != self._age[block]:
-            self._queued[block] = self._age[block]
-            heapq.heappush(self._heap, (self._age[block], block))
+    def add(self, blocks: Sequence[int]) -> None:
+        self._evictable.update(blocks)
+        for block in blocks:
+            age = self._age[block]
+            if self._queued.get(block) != age:
+                self._queued[block] = age
+                heapq.heappush(self._heap, (age, block))
 
-    def remove(self, block: int) -> None:
-        self._evictable.remove(block)
+    def remove(self, blocks: Sequence[int]) -> None:
+        self._evictable.difference_update(blocks)
 
     def choose(self) -> int:
         while True:
@@ -212,75 +222,93 @@ class BlockPool:
             raise MemoryError(f"{count} blocks are wanted, but of all {self.num_blocks} blocks only {self.num_free} have no owner")
         references, free = self.references, self._free
         blocks: list[int] = []
-        while len(blocks) < count and free:
-            blocks.append(free.pop())
-        while len(blocks) < count:
-            block = self._cached.choose()
-            self.kept[block] = False
-            self.evictions += 1
-            self.on_evict(block)
-            blocks.append(block)
-            while len(blocks) < count and free:  # an eviction frees what was chained to the block
-                blocks.append(free.pop())
-        for block in blocks:
+        for _ in range(count):
+            block = free.pop() if free else self._evict()  # an eviction may free what was chained to the block
             references[block] = 1
+            blocks.append(block)
         return blocks
 
-    def share(self, block: int) -> None:
-        """One more owner for a block that is owned or cached (a prefix hit, a fork)."""
-        if not 0 <= block < self.num_blocks:  # inline here and in ``keep``: once for every block of every prompt
-            self._check_number(block)
-        if self.references[block] == 0:
-            if block not in self._cached:
-                raise ValueError(f"block {block} is free: there is nothing in it to share")
-            self._cached.remove(block)
-        self.references[block] += 1
+    def _evict(self) -> int:
+        """Take the content from the cached block that the policy gives up."""
+        block = self._cached.choose()
+        self.kept[block] = False
+        self.evictions += 1
+        self.on_evict(block)
+        return block
+
+    # The next four take all blocks of a prompt in one call, and undo what they did when one of the blocks is wrong. That
+    # a number is not negative is checked in place: Python would take -1 for the last block.
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more owner for each block; all are owned or cached (prefix hits, a fork).
+
+        ValueError, with nothing changed, when one of them is free.
+        """
+        references, kept, num_blocks = self.references, self.kept, self.num_blocks
+        revived = []
+        for place, block in enumerate(blocks):
+            if block < 0 or block >= num_blocks or not (references[block] or kept[block]):
+                for shared in blocks[:place]:
+                    references[shared] -= 1
+                raise ValueError(f"block {block} is free, or none of {num_blocks}: there is nothing in it to share")
+            if not references[block]:
+                revived.append(block)
+            references[block] += 1
+        self._cached.remove(revived)
 
     def release(self, blocks: Iterable[int]) -> None:
         """One owner less for each block. Hand them over from a chain's tail to its head (see LeastRecentlyUsed).
 
-        ValueError, with nothing released, when one of them has no owner (or fewer than it is named).
+        ValueError, with nothing changed, when one of them has no owner (or fewer than it is named).
         """
         blocks = tuple(blocks)
-        references, kept, free, evictable = self.references, self.kept, self._free.append, self._cached.add
-        ownerless = []
+        references, kept, num_blocks = self.references, self.kept, self.num_blocks
+        evictable: list[int] = []
+        freed: list[int] = []
         for place, block in enumerate(blocks):
-            if not 0 <= block < self.num_blocks or references[block] == 0:
+            if block < 0 or block >= num_blocks or not references[block]:
                 for released in blocks[:place]:
                     references[released] += 1
-                raise ValueError(f"block {block} has no owner and cannot be released; the pool has blocks 0 to {self.num_blocks - 1}")
+                raise ValueError(f"block {block} has no owner and cannot be released; the pool has blocks 0 to {num_blocks - 1}")
             references[block] -= 1
-            if references[block] == 0:
-                ownerless.append(block)
-        for block in ownerless:
-            (evictable if kept[block] else free)(block)
+            if not references[block]:
+                (evictable if kept[block] else freed).append(block)
+        self._cached.add(evictable)
+        self._free.extend(freed)
 
-    def keep(self, block: int) -> None:
-        """The owned block's content has a key now: from here on it is read-only, and cached when its owners go."""
-        if not 0 <= block < self.num_blocks:
-            self._check_number(block)
-        if self.references[block] == 0 or self.kept[block]:
-            raise ValueError(f"block {block} cannot be kept: {self.references[block]} owners, kept: {self.kept[block]}")
-        self.kept[block] = True
-        self._cached.keep(block)
+    def keep(self, blocks: Sequence[int]) -> None:
+        """The owned blocks' contents have keys now: from here on they are read-only, and cached when their owners go.
 
-    def forget(self, block: int) -> None:
-        """The block's content lost its key: with owners it stays theirs, without it is free."""
-        self._check_number(block)
-        if not self.kept[block]:
-            raise ValueError(f"block {block} has no key to forget")
-        self.kept[block] = False
-        if self.references[block] == 0:
-            self._cached.remove(block)
-            self._free.append(block)
+        ValueError, with nothing changed, when one of them has no owner, or a key already (or is named twice).
+        """
+        references, kept, num_blocks = self.references, self.kept, self.num_blocks
+        for place, block in enumerate(blocks):
+            if block < 0 or block >= num_blocks or kept[block] or not references[block]:
+                for marked in blocks[:place]:
+                    kept[marked] = False
+                raise ValueError(f"block {block} cannot be kept: it has a key already, or no owner, or is none of {num_blocks}")
+            kept[block] = True
+        self._cached.keep(blocks)
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        """The blocks' contents lost their keys: with owners they stay theirs, without they are free.
+
+        ValueError, with nothing changed, when one of them has no key (or is named twice).
+        """
+        references, kept, num_blocks = self.references, self.kept, self.num_blocks
+        for place, block in enumerate(blocks):
+            if block < 0 or block >= num_blocks or not kept[block]:
+                for unmarked in blocks[:place]:
+                    kept[unmarked] = True
+                raise ValueError(f"block {block} has no key to forget, or is none of {num_blocks}")
+            kept[block] = False
+        ownerless = [block for block in blocks if not references[block]]
+        self._cached.remove(ownerless)
+        self._free.extend(ownerless)
 
     def writable(self, block: int) -> bool:
         """Only a block with one owner and no key may be written to: nobody else reads it."""
         return self.references[block] == 1 and not self.kept[block]
-
-    def _check_number(self, block: int) -> None:
-        if not 0 <= block < self.num_blocks:  # Python would take -1 for the last block
-            raise ValueError(f"there is no block {block}: the pool has blocks 0 to {self.num_blocks - 1}")
 
     def check_integrity(self, tables: Iterable[BlockTable] = ()) -> None:
         """AssertionError unless every block is in exactly one place and the owners are exactly ``tables``."""

@@ -23,7 +23,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from minikv.cache.blocks import BlockPool, BlockTable
@@ -80,18 +80,46 @@ class KeyChain:
         return other
 
 
-@dataclass(eq=False, slots=True)
 class Entry:
     """A cached block: where it is, and what must be equal for a hit. Entries are compared by identity.
 
     An entry whose parent goes has to go too: nobody could reach it any more. So all that is indexed can be found.
+    Most entries have one child, the next block of the only prompt that ran through them, and a dict for it would be
+    larger than the entry. So ``children`` is that child itself, and a dict only from the second one on.
     """
 
-    block: int
-    key: bytes
-    parent: Entry | bytes  # the entry before it, or the namespace for a first block
-    tokens: bytes
-    children: dict[Entry, None] | None = None  # a set that keeps its order; most entries have none or one
+    __slots__ = ("block", "children", "key", "parent", "tokens")
+
+    def __init__(self, block: int, key: bytes, parent: Entry | bytes, tokens: bytes) -> None:
+        self.block, self.key, self.tokens = block, key, tokens
+        self.parent = parent  # the entry before it, or the namespace for a first block
+        self.children: Entry | dict[Entry, None] | None = None  # the dict is a set that keeps its order
+
+    def adopt(self, child: Entry) -> None:
+        """``child`` is chained to this entry now."""
+        if self.children is None:
+            self.children = child
+        elif isinstance(self.children, Entry):
+            self.children = {self.children: None, child: None}
+        else:
+            self.children[child] = None
+
+    def disown(self, child: Entry) -> None:
+        """``child``, which is chained to this entry, goes."""
+        if isinstance(self.children, dict):
+            del self.children[child]
+        else:
+            self.children = None
+
+    def descendants(self) -> list[Entry]:
+        """All that is chained to this entry, directly or not; parents before their children."""
+        found = [self]
+        for each in found:  # grows while it is walked
+            if isinstance(each.children, Entry):
+                found.append(each.children)
+            elif each.children:
+                found += each.children
+        return found[1:]
 
 
 class Listener(Protocol):
@@ -112,8 +140,8 @@ class PrefixCache:
         self.pool = pool
         self.listeners: list[Listener] = []
         self._entries: dict[bytes, Entry] = {}
-        self._by_block: dict[int, Entry] = {}
-        pool.on_evict = self._evicted
+        self._by_block: list[Entry | None] = [None] * pool.num_blocks
+        pool.on_evict = self._drop
 
     def __len__(self) -> int:
         """Blocks that can be found, whether somebody owns them or not."""
@@ -121,16 +149,19 @@ class PrefixCache:
 
     def lookup(self, chain: KeyChain, most: int) -> list[Entry]:
         """The longest run of cached blocks from the start of ``chain``, at most ``most``. Changes nothing."""
-        hits: list[Entry] = []
-        parent: Entry | bytes = chain.namespace
-        entries = self._entries
-        for i in range(min(most, len(chain.keys))):
-            entry = entries.get(chain.keys[i])
-            if entry is None or entry.tokens != chain.chunks[i] or entry.parent != parent:
+        return self._cached_run(chain, chain.namespace, 0, min(most, len(chain.keys)))
+
+    def _cached_run(self, chain: KeyChain, parent: Entry | bytes, first: int, end: int) -> list[Entry]:
+        """The cached blocks of ``chain`` behind ``parent``, from number ``first`` on, up to ``end`` or one that is missing."""
+        run: list[Entry] = []
+        entries, keys, chunks = self._entries, chain.keys, chain.chunks
+        for i in range(first, end):
+            entry = entries.get(keys[i])
+            if entry is None or entry.tokens != chunks[i] or entry.parent != parent:
                 break
-            hits.append(entry)
+            run.append(entry)
             parent = entry
-        return hits
+        return run
 
     def publish(self, chain: KeyChain, table: BlockTable, published: int) -> int:
         """Make the full, computed blocks of ``table`` findable, from number ``published`` on; returns how many now are.
@@ -142,55 +173,67 @@ class PrefixCache:
         if published >= full:
             return published
         parent: Entry | bytes = chain.namespace
-        if published and chain.linked is not None and self._by_block.get(chain.linked.block) is chain.linked:
+        if published and chain.linked is not None and self._entries.get(chain.linked.key) is chain.linked:
             parent = chain.linked
         else:  # the block before was evicted meanwhile (it was somebody else's): link the chain anew
             published = 0
-        for i in range(published, full):
-            entry = self._entries.get(chain.keys[i])
-            if entry is None:
-                entry = self._insert(table.blocks[i], chain.keys[i], parent, chain.chunks[i])
-            elif entry.tokens != chain.chunks[i] or entry.parent != parent:
-                return i  # two contents with one key: what is behind cannot be chained
-            parent = chain.linked = entry
-        return full
+        cached = self._cached_run(chain, parent, published, full)
+        published += len(cached)
+        if cached:
+            parent = chain.linked = cached[-1]
+        if published < full:
+            published += self._insert(chain, parent, table.blocks[published:full], published)
+        return published
 
-    def _insert(self, block: int, key: bytes, parent: Entry | bytes, tokens: bytes) -> Entry:
-        self.pool.keep(block)
-        entry = self._entries[key] = self._by_block[block] = Entry(block, key, parent, tokens)
-        if type(parent) is Entry:
-            if parent.children is None:
-                parent.children = {}
-            parent.children[entry] = None
+    def _insert(self, chain: KeyChain, parent: Entry | bytes, blocks: Sequence[int], first: int) -> int:
+        """Index ``blocks`` under the keys of ``chain`` from number ``first`` on, each chained to the one before.
+
+        Behind a block that is not cached, none can be. So when a key is taken all the same, then by another content: from
+        there on, nothing can be chained. Returns how many were indexed; if the pool refuses one block, none is.
+        """
+        self.pool.keep(blocks)
+        entries, by_block = self._entries, self._by_block
+        run: list[Entry] = []
+        for block, key, tokens in zip(blocks, chain.keys[first:], chain.chunks[first:], strict=False):
+            entry = Entry(block, key, parent, tokens)
+            if entries.setdefault(key, entry) is not entry:
+                break
+            by_block[block] = parent = entry
+            run.append(entry)
+        self._chain(run)
+        if run:
+            chain.linked = run[-1]
+        if len(run) < len(blocks):
+            self.pool.forget(blocks[len(run) :])
         for listener in self.listeners:
-            listener.stored(key)
-        return entry
+            for entry in run:
+                listener.stored(entry.key)
+        return len(run)
 
-    def _evicted(self, block: int) -> None:
-        self._drop(self._by_block[block])
+    def _chain(self, run: list[Entry]) -> None:
+        """Make each of ``run`` known to its parent: those behind the first one are the only children so far."""
+        if run and isinstance(run[0].parent, Entry):
+            run[0].parent.adopt(run[0])
+        for parent, child in pairwise(run):
+            parent.children = child
 
-    def _remove(self, entry: Entry) -> None:
-        self.pool.forget(entry.block)
-        self._drop(entry)
-
-    def _drop(self, entry: Entry) -> None:
-        """Take ``entry`` out of the index, and before it whatever is chained to it."""
-        if isinstance(entry.parent, Entry):
-            assert entry.parent.children is not None
-            del entry.parent.children[entry]
+    def _drop(self, block: int) -> None:
+        """Take what ``block`` held out of the index, and before it whatever is chained to it. The pool has forgotten it."""
+        entry = self._by_block[block]
+        assert entry is not None, f"block {block} has no key"
         if entry.children:
-            last_first = list(entry.children)
-            for each in last_first:  # grows while it is walked
-                last_first += each.children or ()
-            for each in reversed(last_first):
-                each.children = None
-                self.pool.forget(each.block)
+            descendants = entry.descendants()[::-1]
+            self.pool.forget([each.block for each in descendants])
+            for each in descendants:
                 self._unlist(each)
-            entry.children = None
+        if isinstance(entry.parent, Entry):
+            entry.parent.disown(entry)
         self._unlist(entry)
 
     def _unlist(self, entry: Entry) -> None:
-        del self._entries[entry.key], self._by_block[entry.block]
+        entry.children = None  # no cycle is left for the garbage collector
+        del self._entries[entry.key]
+        self._by_block[entry.block] = None
         for listener in self.listeners:
             listener.removed(entry.key)
 
@@ -198,15 +241,17 @@ class PrefixCache:
         """Forget every key. Blocks keep their owners; those without become free."""
         for entry in list(self._entries.values()):
             if not isinstance(entry.parent, Entry):
-                self._remove(entry)
+                self.pool.forget([entry.block])
+                self._drop(entry.block)
 
     def check_integrity(self) -> None:
         """AssertionError unless the index and the pool agree on which blocks have a key."""
-        assert len(self._entries) == len(self._by_block), f"{len(self._entries)} keys for {len(self._by_block)} blocks"
+        indexed = {block for block, entry in enumerate(self._by_block) if entry is not None}
+        assert len(self._entries) == len(indexed), f"{len(self._entries)} keys for {len(indexed)} blocks"
         for key, entry in self._entries.items():
             assert entry.key == key, f"block {entry.block} is indexed under two keys"
             assert self._by_block[entry.block] is entry, f"two keys lead to block {entry.block}"
             parent = entry.parent
-            assert not isinstance(parent, Entry) or self._by_block.get(parent.block) is parent, f"block {entry.block} lost its parent"
+            assert not isinstance(parent, Entry) or self._entries.get(parent.key) is parent, f"block {entry.block} lost its parent"
         kept = {block for block, kept in enumerate(self.pool.kept) if kept}
-        assert kept == set(self._by_block), f"blocks {sorted(kept ^ set(self._by_block))} have a key on one side only"
+        assert kept == indexed, f"blocks {sorted(kept ^ indexed)} have a key on one side only"

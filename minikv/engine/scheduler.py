@@ -216,9 +216,9 @@ class Scheduler:
         available = pool.num_free - sum(pool.is_evictable(hit.block) for hit in hits)
         if needed > available or not self.admission.admits(needed, available, len(self.running)):
             return False
-        for hit in hits:
-            pool.share(hit.block)
-            table.blocks.append(hit.block)
+        shared = [hit.block for hit in hits]
+        pool.share(shared)
+        table.blocks.extend(shared)
         table.blocks.extend(pool.allocate_many(needed))
         table.num_tokens = len(hits) * table.block_size
         sequence.published_blocks, sequence.chain.linked = len(hits), hits[-1] if hits else None
@@ -246,8 +246,7 @@ class Scheduler:
         """Another sequence with the same past. It shares every block; whoever writes into the shared tail copies it first."""
         other = sequence.fork(sample)
         if len(self.running) < self.max_batch_requests:
-            for block in other.table.blocks:
-                self.pool.share(block)
+            self.pool.share(other.table.blocks)
             other.state = State.RUNNING
             self.running.append(other)
         else:  # no place now: it waits, and will find the full blocks of the prompt in the prefix cache

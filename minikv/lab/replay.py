@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import heapq
 import json
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,46 +101,44 @@ def replay(
     ``policy`` is "lru", "fifo" or "optimal" (Belady). Of a prompt longer than the cache, the part that fits is kept
     while it is served. RequestError for an unknown policy or a capacity of less than one block.
     """
-    distinct = len({each for ids in requests for each in ids})
+    distinct = len(set().union(*requests))
     capacity = distinct if capacity_tokens is None else min(capacity_tokens // BLOCK_TOKENS, distinct)
     if capacity < 1:
         raise RequestError(f"a cache of {capacity_tokens} tokens holds no block of {BLOCK_TOKENS}")
     eviction = _policy(policy, requests)
     pool = BlockPool(capacity, BLOCK_TOKENS, eviction)
-    cache = PrefixCache(pool)
+    cache, chain = PrefixCache(pool), KeyChain(b"trace", BLOCK_TOKENS)
     blocks = hits = 0
     collecting = gc.isenabled()
-    gc.disable()  # no cycles are made; looking for them among so many entries takes a fifth of the time
+    gc.disable()  # looking for garbage among so many entries takes a fifth of the time, and there is none before the end
     try:
         for ids in requests:
             if isinstance(eviction, Belady):
                 eviction.next_request(ids)
             blocks += len(ids)
-            hits += _serve(ids[:capacity], pool, cache, eviction)
+            hits += _serve(ids[:capacity], chain, pool, cache, eviction)
             on_request()
+        return Replayed(blocks, hits, capacity, pool.evictions)
     finally:
         if collecting:
             gc.enable()
-    return Replayed(blocks, hits, capacity, pool.evictions)
 
 
-def _serve(ids: Sequence[int], pool: BlockPool, cache: PrefixCache, eviction: EvictionPolicy) -> int:
+def _serve(ids: Sequence[int], chain: KeyChain, pool: BlockPool, cache: PrefixCache, eviction: EvictionPolicy) -> int:
     """One request: share what is found, take blocks for the rest, make them findable, let all go. Returns the hits."""
-    chain = KeyChain(b"trace", BLOCK_TOKENS)
     chain.keys = chain.chunks = cast(list[bytes], ids)  # an id stands for the whole prefix already: nothing to hash
-    table = BlockTable(BLOCK_TOKENS)
     found = cache.lookup(chain, most=len(ids))
-    for entry in found:
-        pool.share(entry.block)
-        table.blocks.append(entry.block)
-    table.blocks.extend(pool.allocate_many(len(ids) - len(found)))
-    if found:
-        chain.linked = found[-1]
+    chain.linked = found[-1] if found else None
+    blocks = [entry.block for entry in found]
+    pool.share(blocks)
+    blocks += pool.allocate_many(len(ids) - len(found))
+    table = BlockTable(BLOCK_TOKENS)
+    table.blocks = cast("array[int]", blocks)  # no step copies this table, and a list is quicker to fill
     table.num_tokens = table.capacity_tokens
     cache.publish(chain, table, len(found))
     if isinstance(eviction, Belady):
-        eviction.holds(table.blocks, ids)
-    pool.release(reversed(table.blocks))
+        eviction.holds(blocks, ids)
+    pool.release(reversed(blocks))
     return len(found)
 
 
@@ -182,18 +181,20 @@ class Belady:
         for depth, (block, each) in enumerate(zip(blocks, ids, strict=True)):
             self._ids[block] = (each, depth)
 
-    def keep(self, block: int) -> None:
-        """Its id is told by ``holds``."""
+    def keep(self, blocks: Sequence[int]) -> None:
+        """Their ids are told by ``holds``."""
 
-    def add(self, block: int) -> None:
-        each, depth = self._ids[block]
-        uses = self._uses[each]
-        self._count += 1
-        self._tickets[block] = self._count
-        heapq.heappush(self._heap, (-(uses[-1] if uses else self.NEVER), -depth, block, self._count))
+    def add(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            each, depth = self._ids[block]
+            uses = self._uses[each]
+            self._count += 1
+            self._tickets[block] = self._count
+            heapq.heappush(self._heap, (-(uses[-1] if uses else self.NEVER), -depth, block, self._count))
 
-    def remove(self, block: int) -> None:
-        del self._tickets[block]
+    def remove(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            del self._tickets[block]
 
     def choose(self) -> int:
         while True:

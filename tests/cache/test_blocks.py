@@ -62,7 +62,7 @@ def test_a_pool_without_a_slot_is_refused_with_both_numbers(blocks, size):
 def test_free_blocks_are_handed_out_before_cached_ones():
     pool = BlockPool(3, 4)
     first = pool.allocate()
-    pool.keep(first)
+    pool.keep([first])
     pool.release([first])
     assert (pool.num_free, pool.num_cached) == (3, 1)
     assert first not in {pool.allocate(), pool.allocate()}
@@ -75,8 +75,7 @@ def test_free_blocks_are_handed_out_before_cached_ones():
 def test_case_15_the_pool_gives_up_a_chain_from_its_tail():
     pool = BlockPool(3, 4)
     chain = [pool.allocate() for _ in range(3)]
-    for block in chain:
-        pool.keep(block)
+    pool.keep(chain)
     pool.release(reversed(chain))
     assert [pool.allocate() for _ in range(3)] == chain[::-1]
 
@@ -85,9 +84,9 @@ def test_a_hit_makes_a_block_the_most_recently_used_one():
     pool = BlockPool(3, 4)
     a, b, c = (pool.allocate() for _ in range(3))
     for block in (a, b, c):
-        pool.keep(block)
+        pool.keep([block])
         pool.release([block])
-    pool.share(a)
+    pool.share([a])
     assert (pool.num_free, pool.num_cached) == (2, 2)
     pool.release([a])
     assert [pool.allocate() for _ in range(3)] == [b, c, a]
@@ -96,7 +95,7 @@ def test_a_hit_makes_a_block_the_most_recently_used_one():
 def test_eviction_is_told_of_before_the_block_is_somebody_elses():
     pool, told = BlockPool(1, 4), []
     pool.on_evict = lambda block: told.append((block, pool.references[block], pool.kept[block]))
-    pool.keep(pool.allocate())
+    pool.keep([pool.allocate()])
     pool.release([0])
     pool.allocate()
     assert told == [(0, 0, False)]
@@ -105,27 +104,35 @@ def test_eviction_is_told_of_before_the_block_is_somebody_elses():
 def with_one_block_of_each_kind() -> tuple[BlockPool, int, int, int]:
     pool = BlockPool(4, 4)
     owned, cached = pool.allocate(), pool.allocate()
-    pool.keep(cached)
+    pool.keep([cached])
     pool.release([cached])
     return pool, owned, cached, 3
 
 
 MISUSES = {
-    "share a free block": lambda pool, owned, cached, free: pool.share(free),
-    "share no block of the pool": lambda pool, owned, cached, free: pool.share(4),
-    "share block -1": lambda pool, owned, cached, free: pool.share(-1),
+    "share a free block": lambda pool, owned, cached, free: pool.share([free]),
+    "share no block of the pool": lambda pool, owned, cached, free: pool.share([4]),
+    "share block -1": lambda pool, owned, cached, free: pool.share([-1]),
     "release a free block": lambda pool, owned, cached, free: pool.release([free]),
     "release a cached block": lambda pool, owned, cached, free: pool.release([cached]),
     "release twice": lambda pool, owned, cached, free: pool.release([owned, owned]),
     "release a good one, then a bad one": lambda pool, owned, cached, free: pool.release([owned, free]),
     "release a good one, then none of the pool": lambda pool, owned, cached, free: pool.release(iter([owned, 9])),
     "release block -1": lambda pool, owned, cached, free: pool.release([-1]),
-    "keep a free block": lambda pool, owned, cached, free: pool.keep(free),
-    "keep a cached block": lambda pool, owned, cached, free: pool.keep(cached),
-    "keep block -4": lambda pool, owned, cached, free: pool.keep(-4),
-    "forget an owned block without a key": lambda pool, owned, cached, free: pool.forget(owned),
-    "forget a free block": lambda pool, owned, cached, free: pool.forget(free),
-    "forget block -3": lambda pool, owned, cached, free: pool.forget(-3),
+    "keep a free block": lambda pool, owned, cached, free: pool.keep([free]),
+    "keep a cached block": lambda pool, owned, cached, free: pool.keep([cached]),
+    "keep block -4": lambda pool, owned, cached, free: pool.keep([-4]),
+    "forget an owned block without a key": lambda pool, owned, cached, free: pool.forget([owned]),
+    "forget a free block": lambda pool, owned, cached, free: pool.forget([free]),
+    "forget block -3": lambda pool, owned, cached, free: pool.forget([-3]),
+    "share good ones, then a free one": lambda pool, owned, cached, free: pool.share([owned, cached, cached, free]),
+    "share good ones, then none of the pool": lambda pool, owned, cached, free: pool.share([cached, owned, -1]),
+    "keep a good one, then a free one": lambda pool, owned, cached, free: pool.keep([owned, free]),
+    "keep a good one, then none of the pool": lambda pool, owned, cached, free: pool.keep([owned, 4]),
+    "keep twice": lambda pool, owned, cached, free: pool.keep([owned, owned]),
+    "forget a good one, then one without a key": lambda pool, owned, cached, free: pool.forget([cached, owned]),
+    "forget a good one, then none of the pool": lambda pool, owned, cached, free: pool.forget([cached, 4]),
+    "forget twice": lambda pool, owned, cached, free: pool.forget([cached, cached]),
 }
 
 
@@ -141,13 +148,13 @@ def test_misuse_of_the_pool_raises_and_changes_nothing(misuse):
 def test_only_a_block_with_one_owner_and_no_key_may_be_written_to():
     pool, owned, cached, free = with_one_block_of_each_kind()
     assert [pool.writable(block) for block in (owned, cached, free)] == [True, False, False]
-    pool.share(owned)
+    pool.share([owned])
     assert not pool.writable(owned)
     pool.release([owned])
     assert pool.writable(owned)
-    pool.keep(owned)
+    pool.keep([owned])
     assert not pool.writable(owned)
-    pool.forget(owned)
+    pool.forget([owned])
     assert pool.writable(owned)
 
 
@@ -168,7 +175,7 @@ def test_the_integrity_check_finds(complaint):
     pool, table = BlockPool(5, 4), BlockTable(4)
     table.blocks.extend([pool.allocate(), pool.allocate()])
     cached = pool.allocate()
-    pool.keep(cached)
+    pool.keep([cached])
     pool.release([cached])
     pool.check_integrity([table])
     DAMAGES[complaint](pool, table)
@@ -186,7 +193,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize(blocks=st.integers(1, 6))
     def start(self, blocks):
-        self.pool = BlockPool(blocks, 2)
+        self.pool, self.twin = BlockPool(blocks, 2), BlockPool(blocks, 2)
         self.evicted: list[int] = []
         self.pool.on_evict = self.evicted.append
         self.free, self.cached, self.owners, self.kept = set(range(blocks)), [], {}, set()
@@ -201,6 +208,7 @@ class PoolMachine(RuleBasedStateMachine):
                 self.pool.allocate()
             return
         block = self.pool.allocate()
+        assert self.twin.allocate() == block
         if self.free:
             self.free.remove(block)
         else:
@@ -210,26 +218,41 @@ class PoolMachine(RuleBasedStateMachine):
         assert not self.evicted
         self.owners[block] = 1
 
+    def some(self, data):
+        return data.draw(st.lists(st.integers(-1, self.pool.num_blocks), max_size=4))
+
+    def refused(self, change, blocks):
+        """``change(blocks)`` raises and changes nothing."""
+        before = snapshot(self.pool)
+        with pytest.raises(ValueError, match=r"block -?[0-9]"):
+            change(blocks)
+        assert snapshot(self.pool) == before
+
+    def both(self, name, blocks):
+        """The pool gets ``blocks`` in one call, its twin one by one."""
+        getattr(self.pool, name)(blocks)
+        for block in blocks:
+            getattr(self.twin, name)([block])
+
     @rule(data=st.data())
-    def share(self, data):
-        block = data.draw(st.integers(0, self.pool.num_blocks - 1))
-        if block in self.free:
-            with pytest.raises(ValueError, match="free"):
-                self.pool.share(block)
+    def share_some(self, data):
+        blocks = self.some(data)
+        if any(block not in self.owners and block not in self.cached for block in blocks):
+            self.refused(self.pool.share, blocks)
             return
-        self.pool.share(block)
-        if block in self.cached:
-            self.cached.remove(block)
-        self.owners[block] = self.owners.get(block, 0) + 1
+        self.both("share", blocks)
+        for block in blocks:
+            if block in self.cached:
+                self.cached.remove(block)
+            self.owners[block] = self.owners.get(block, 0) + 1
 
     @rule(data=st.data())
     def release_some(self, data):
-        blocks = data.draw(st.lists(st.integers(0, self.pool.num_blocks - 1), max_size=4))
+        blocks = self.some(data)
         if any(blocks.count(block) > self.owners.get(block, 0) for block in blocks):
-            with pytest.raises(ValueError, match="no owner"):
-                self.pool.release(blocks)
+            self.refused(self.pool.release, blocks)
             return
-        self.pool.release(blocks)
+        self.both("release", blocks)
         for block in blocks:
             self.owners[block] -= 1
             if not self.owners[block]:
@@ -239,28 +262,40 @@ class PoolMachine(RuleBasedStateMachine):
                 else:
                     self.free.add(block)
 
+    @rule(data=st.data())
+    def keep_some(self, data):
+        blocks = self.some(data)
+        if len(set(blocks)) < len(blocks) or not set(blocks) <= set(self.owners) - self.kept:
+            self.refused(self.pool.keep, blocks)
+            return
+        self.both("keep", blocks)
+        self.kept |= set(blocks)
+
     @precondition(lambda self: any(block not in self.kept for block in self.owners))
     @rule(data=st.data())
     def keep(self, data):
         block = self.pick(data, set(self.owners) - self.kept)
-        self.pool.keep(block)
+        self.both("keep", [block])
         self.kept.add(block)
 
-    @precondition(lambda self: self.kept)
     @rule(data=st.data())
-    def forget(self, data):
-        block = self.pick(data, self.kept)
-        self.pool.forget(block)
-        self.kept.remove(block)
-        if block in self.cached:
-            self.cached.remove(block)
-            self.free.add(block)
+    def forget_some(self, data):
+        blocks = self.some(data)
+        if len(set(blocks)) < len(blocks) or not set(blocks) <= self.kept:
+            self.refused(self.pool.forget, blocks)
+            return
+        self.both("forget", blocks)
+        self.kept -= set(blocks)
+        self.free |= set(self.cached) & set(blocks)
+        self.cached = [block for block in self.cached if block not in blocks]
 
     @invariant()
     def the_same_as_the_model(self):
         if not hasattr(self, "pool"):
             return
         pool = self.pool
+        assert snapshot(pool) == snapshot(self.twin), "many at once are the same as one by one"
+        assert list(pool._cached._order) == self.cached
         assert pool.references == [self.owners.get(block, 0) for block in range(pool.num_blocks)]
         assert pool.kept == [block in self.kept for block in range(pool.num_blocks)]
         assert (pool.num_free, pool.num_cached) == (len(self.free) + len(self.cached), len(self.cached))
@@ -279,26 +314,25 @@ TestPoolMachine.settings = settings(
 
 def test_least_recently_used_keeps_the_order_in_which_blocks_came():
     lru = LeastRecentlyUsed()
-    for block in (3, 1, 2):
-        lru.add(block)
-    lru.remove(1)
-    lru.add(1)
+    lru.add([3, 1])
+    lru.add([2])
+    lru.remove([1])
+    lru.add([1])
     assert (len(lru), 1 in lru, 5 in lru) == (3, True, False)
     assert [lru.choose() for _ in range(3)] == [3, 2, 1]
 
 
 def test_first_in_first_out_ignores_use_and_remembers_each_block_once():
     policy = FirstInFirstOut()
-    for block in (0, 1, 2):
-        policy.keep(block)
-        policy.add(block)
+    policy.keep([0, 1, 2])
+    policy.add([2, 1, 0])
     for _ in range(1_000):  # block 0 is hit again and again
-        policy.remove(0)
-        policy.add(0)
+        policy.remove([0])
+        policy.add([0])
     assert len(policy._heap) == 3
     assert [policy.choose(), policy.choose()] == [0, 1]
-    policy.keep(0)  # new content in block 0: the youngest now
-    policy.add(0)
+    policy.keep([0])  # new content in block 0: the youngest now
+    policy.add([0])
     assert [policy.choose(), policy.choose()] == [2, 0]
     assert len(policy) == 0
 
@@ -307,7 +341,7 @@ def test_a_policy_belongs_to_one_pool():
     policy = LeastRecentlyUsed()
     pool = BlockPool(2, 4, policy)
     block = pool.allocate()
-    pool.keep(block)
+    pool.keep([block])
     pool.release([block])
     with pytest.raises(ValueError, match="another pool"):
         BlockPool(2, 4, policy)

@@ -25,9 +25,8 @@ class Sequence:
         self.table, self.chain = BlockTable(size), KeyChain(space, size)
         self.chain.extend(self.tokens)
         self.hits = cache.lookup(self.chain, most=(len(tokens) - 1) // size)
-        for hit in self.hits:
-            cache.pool.share(hit.block)
-            self.table.blocks.append(hit.block)
+        self.table.blocks.extend([hit.block for hit in self.hits])
+        cache.pool.share(self.table.blocks)
         self.published, self.chain.linked = len(self.hits), self.hits[-1] if self.hits else None
         self.compute(len(self.hits))
 
@@ -267,6 +266,97 @@ def test_an_entry_goes_with_its_parent_and_comes_back_with_it():
     assert (found(cache, [1, 2, 3, 4, 5, 6]), ear.keys) == (3, set(second.keys))
     cache.check_integrity()
     assert written == {}
+
+
+def chain_and_table(cache: PrefixCache, tokens: list[int]) -> tuple[KeyChain, BlockTable]:
+    """A sequence whose blocks are computed and not yet published."""
+    chain, table = KeyChain(SPACE, cache.pool.block_size), BlockTable(cache.pool.block_size)
+    chain.extend(tokens)
+    table.blocks.extend(cache.pool.allocate_many(len(chain.keys)))
+    table.num_tokens = len(tokens)
+    return chain, table
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+@pytest.mark.parametrize("how", ["without an owner", "with a key already"])
+def test_a_run_with_one_block_that_the_pool_refuses_is_not_published_at_all(wrong, how):
+    cache, ear = PrefixCache(BlockPool(8, 1)), Ear()
+    cache.listeners.append(ear)
+    head = chain_and_table(cache, [1])
+    cache.publish(*head, 0)
+    chain, table = chain_and_table(cache, [1, 2, 3, 4])
+    block = table.blocks[1 + wrong]
+    (cache.pool.release if how == "without an owner" else cache.pool.keep)([block])
+    before = list(cache.pool.kept), dict(cache._entries), set(ear.keys)
+    with pytest.raises(ValueError, match=f"block {block} cannot be kept"):
+        cache.publish(chain, table, 0)
+    assert (list(cache.pool.kept), cache._entries, ear.keys) == before
+    assert cache._entries[chain.keys[0]].children is None
+
+
+@pytest.mark.parametrize("first_taken", [0, 1, 2, 3])
+def test_a_run_ends_where_a_key_is_taken_by_another_content(first_taken):
+    keys = [bytes([9, number]) for number in range(3)]
+    cache = PrefixCache(BlockPool(8, 1))
+    chain, table = chain_and_table(cache, [1, 2, 3])
+    chain.keys = keys[:first_taken] + [b"taken"] * (3 - first_taken)
+    other = chain_and_table(cache, [7])
+    other[0].keys = [b"taken"]
+    cache.publish(*other, 0)
+    assert cache.publish(chain, table, 0) == first_taken
+    assert [cache.pool.kept[block] for block in table.blocks] == [number < first_taken for number in range(3)]
+    assert chain.linked is (cache._entries[keys[first_taken - 1]] if first_taken else None)
+    cache.check_integrity()
+    cache.pool.check_integrity([table, other[1]])
+
+
+def test_keys_that_are_equal_within_one_run_end_it():
+    cache = PrefixCache(BlockPool(4, 1))
+    chain, table = chain_and_table(cache, [1, 2, 3])
+    chain.keys = [b"a", b"b", b"a"]
+    assert cache.publish(chain, table, 0) == 2
+    cache.check_integrity()
+
+
+def test_many_blocks_published_at_once_are_the_same_as_one_by_one():
+    caches, ears = [PrefixCache(BlockPool(12, 2)) for _ in range(2)], [Ear(), Ear()]
+    for cache, ear in zip(caches, ears, strict=True):
+        cache.listeners.append(ear)
+    for tokens in ([1, 1, 2, 2, 3, 3], [1, 1, 2, 2, 4, 4, 5, 5], [1, 1, 2, 2, 3, 3, 6, 6], [7, 7]):
+        states = []
+        for cache, step in zip(caches, (8, 2), strict=True):
+            chain, table = chain_and_table(cache, tokens)
+            published = 0
+            for computed in range(min(step, len(tokens)), len(tokens) + 1, step):
+                table.num_tokens = computed
+                published = cache.publish(chain, table, published)
+            table.num_tokens = len(tokens)
+            published = cache.publish(chain, table, published)
+            cache.pool.release(reversed(table.blocks))
+            cache.check_integrity()
+            cache.pool.check_integrity()
+            states.append((published, list(cache.pool._free), list(cache.pool._cached._order), list(cache._entries)))
+        assert states[0] == states[1]
+        assert ears[0].keys == ears[1].keys
+
+
+def test_an_entry_knows_its_children_and_what_hangs_on_them():
+    root, *children = (prefix.Entry(block, b"key", SPACE, b"") for block in range(4))
+    grandchild = prefix.Entry(4, b"key", children[0], b"")
+    assert root.descendants() == []
+    children[0].adopt(grandchild)
+    for count, child in enumerate(children, start=1):
+        root.adopt(child)
+        assert root.descendants() == [*children[:count], grandchild]
+    root.disown(children[1])
+    assert root.descendants() == [children[0], children[2], grandchild]
+    root.disown(children[0])
+    root.disown(children[2])
+    assert root.descendants() == []
+    root.adopt(children[1])
+    assert root.descendants() == [children[1]]
+    children[0].disown(grandchild)
+    assert children[0].descendants() == []
 
 
 # ---------------------------------------------------------------- case 13: a hash alone is never believed

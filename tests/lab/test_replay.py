@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from itertools import product
 
@@ -75,6 +76,39 @@ def _best_of_all(requests: list[list[int]], room: int) -> int:
                     after[held] = max(after.get(held, 0), hits + found)
         states = after
     return max(states.values())
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from(TREE), min_size=1, max_size=20), st.integers(1, 6))
+def test_lru_finds_and_evicts_what_a_plain_list_does(requests, room):
+    """The oracle has no pool and no index: only the ids, in the order of their last use, a tail before its head."""
+    order: list[int] = []
+    blocks = hits = evictions = 0
+    for ids in requests:
+        blocks += len(ids)
+        ids = ids[:room]
+        found = [each for place, each in enumerate(ids) if set(ids[: place + 1]) <= set(order)]
+        hits += len(found)
+        order = [each for each in order if each not in found]
+        too_many = max(0, len(order) + len(ids) - room)
+        evictions += too_many
+        order = order[too_many:] + ids[::-1]
+    found = replay(requests, room * BLOCK_TOKENS)
+    assert (found.blocks, found.block_hits, found.evictions) == (blocks, hits, evictions)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(enabled):
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        replay([[0, 1], [0, 2]], BLOCK_TOKENS)
+        assert gc.isenabled() == enabled
+        with pytest.raises(ZeroDivisionError):
+            replay([[0]], on_request=lambda: 1 // 0)
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was else gc.disable)()
 
 
 def test_more_room_finds_no_less_and_the_curve_ends_at_the_whole():
