@@ -19,7 +19,7 @@ WITHOUT_TORCH = (
     "minikv.engine.scheduler", "minikv.engine.request", "minikv.engine.runner", "minikv.engine.engine", "minikv.engine.metrics",
     "minikv.model.sampling", "minikv.shape.hardware", "minikv.shape.size", "minikv.shape.roofline", "minikv.lab.workload",
     "minikv.lab.cliff", "minikv.lab.simulate", "minikv.lab.replay", "minikv.cli.simulate", "minikv.cli.replay", "minikv.cli.size",
-    "minikv.cli.cliff",
+    "minikv.cli.cliff", "minikv.cache.arena", "minikv.lab.car_park",
 )  # fmt: skip
 HEAVY = ("torch", "numpy", "numba", "transformers", "safetensors", "tokenizers", "matplotlib", "jinja2")
 
