@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
 settings.register_profile("minikv", deadline=None)
 settings.load_profile("minikv")
+
+
+@pytest.fixture
+def displayed(monkeypatch) -> list[SimpleNamespace]:
+    """What is shown by ``IPython.display.display(data, raw=True, metadata=...)``, as it would reach a notebook's outputs."""
+    import IPython.display
+
+    shown: list[SimpleNamespace] = []
+
+    def display(data, *, raw, metadata=None):
+        assert raw
+        shown.append(SimpleNamespace(data=data, metadata=metadata or {}))
+
+    monkeypatch.setattr(IPython.display, "display", display)
+    return shown

@@ -20,6 +20,8 @@ WITHOUT_TORCH = (
     "minikv.model.sampling", "minikv.shape.hardware", "minikv.shape.size", "minikv.shape.roofline", "minikv.lab.workload",
     "minikv.lab.cliff", "minikv.lab.simulate", "minikv.lab.replay", "minikv.cli.simulate", "minikv.cli.replay", "minikv.cli.size",
     "minikv.cli.cliff", "minikv.cache.arena", "minikv.lab.car_park",
+    "minikv.classroom.claims", "minikv.classroom.audits", "minikv.classroom.notebook", "minikv.classroom.working_copy",
+    "minikv.show.widgets", "minikv.cli.learn",
 )  # fmt: skip
 HEAVY = ("torch", "numpy", "numba", "transformers", "safetensors", "tokenizers", "matplotlib", "jinja2")
 
@@ -48,7 +50,7 @@ def test_arithmetic_and_policy_import_no_torch(module: str) -> None:
 
 def test_every_wing_marker_is_empty() -> None:
     """A wing's __init__ that imported its modules would load torch for whoever wants the arithmetic."""
-    for wing in WINGS:
+    for wing in (*WINGS, "show", "classroom", "cli"):
         marker = ROOT / wing / "__init__.py"
         assert not marker.exists() or not list(imports(f"minikv.{wing}", marker)), f"{marker} imports something"
 
@@ -134,8 +136,16 @@ def test_no_import_runs_back_up_the_wings(module: str) -> None:
             assert theirs == "errors" or (theirs in WINGS and WINGS.index(theirs) <= WINGS.index(mine)), f"{module} imports {other}"
         elif mine == "show":
             assert theirs in ("show", "shape", "errors"), f"{module} draws what others hand in, and imports {other}"
+        elif mine == "classroom":
+            assert theirs in ("", "errors", "show", "classroom", *WINGS), f"{module} teaches, and imports {other}"
         elif mine == "errors":
             raise AssertionError(f"{module} imports {other}")
+
+
+def test_commands_are_imported_by_nobody_but_the_entry_point() -> None:
+    for module, file in SOURCES.items():
+        if wing(module) != "cli" and module != "minikv.__main__":
+            assert not [other for other in imports(module, file) if wing(other) == "cli"], f"{module} imports a command"
 
 
 def test_the_model_knows_no_cache_and_policy_no_tensors() -> None:

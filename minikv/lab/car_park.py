@@ -413,11 +413,15 @@ def compare(trace: Trace | None = None, slots: int = PAPER_SLOTS, *, block_size:
 
 
 def table(results: Sequence[Result]) -> str:
-    """The results as lines of text, shares in percent of the memory."""
-    head = ("held", "reserved", "internal", "external", "duplicate", "requests", "finished", "by holes", "moved", "preempted")
-    lines = [f"{'':26}" + "".join(f"{word:>10}" for word in head)]
+    """The results as lines of text, shares in percent of the memory (``copies``: of the duplicate prefix).
+
+    No line is wider than a notebook's page (110 characters).
+    """
+    head = ("held", "reserved", "internal", "external", "copies", "requests", "finished", "by holes", "moved", "preempted")
+    widths = (6, 9, 9, 9, 7, 9, 9, 9, 9, 10)
+    rows: list[tuple[str, tuple[str, ...]]] = [("", head)]
     for r in results:
-        shares = "".join(f"{100 * share:10.1f}" for share in (r.held, r.reserved, r.internal, r.external, r.duplicate))
-        counts = "".join(f"{count:10,}" for count in (r.finished, r.refused_by_holes, r.moved_tokens, r.preemptions))
-        lines.append(f"{r.name:26}{shares}{r.mean_requests:10.1f}{counts}")
-    return "\n".join(lines)
+        shares = [f"{100 * share:.1f}" for share in (r.held, r.reserved, r.internal, r.external, r.duplicate)]
+        counts = [f"{count:,}" for count in (r.finished, r.refused_by_holes, r.moved_tokens, r.preemptions)]
+        rows.append((r.name, (*shares, f"{r.mean_requests:.1f}", *counts)))
+    return "\n".join(f"{name:24}" + "".join(f"{word:>{width}}" for word, width in zip(row, widths, strict=True)) for name, row in rows)

@@ -46,12 +46,13 @@ def cliff_table(rows: Sequence[Any], fits: int, unit: str = "s") -> Any:
 
 
 def show(renderable: Any) -> None:
-    """Print a table; into a pipe or file it is as wide as it needs to be."""
+    """Print a table; into a pipe or file it is as wide as it needs to be, and plain (a notebook's kernel asks for colours)."""
     import sys
 
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else 140).print(renderable)
+    console = Console() if sys.stdout.isatty() else Console(width=140, color_system=None)
+    console.print(renderable)
 
 
 def progress() -> Any:
