@@ -23,7 +23,6 @@ import hashlib
 import json
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Protocol
 
 from minikv.cache.blocks import BlockPool, BlockTable
@@ -157,7 +156,7 @@ class PrefixCache:
         entries, keys, chunks = self._entries, chain.keys, chain.chunks
         for i in range(first, end):
             entry = entries.get(keys[i])
-            if entry is None or entry.tokens != chunks[i] or entry.parent != parent:
+            if entry is None or entry.tokens != chunks[i] or (entry.parent is not parent and entry.parent != parent):
                 break
             run.append(entry)
             parent = entry
@@ -193,29 +192,26 @@ class PrefixCache:
         """
         self.pool.keep(blocks)
         entries, by_block = self._entries, self._by_block
-        run: list[Entry] = []
+        indexed = 0
+        last = parent if isinstance(parent, Entry) else None
         for block, key, tokens in zip(blocks, chain.keys[first:], chain.chunks[first:], strict=False):
             entry = Entry(block, key, parent, tokens)
             if entries.setdefault(key, entry) is not entry:
                 break
-            by_block[block] = parent = entry
-            run.append(entry)
-        self._chain(run)
-        if run:
-            chain.linked = run[-1]
-        if len(run) < len(blocks):
-            self.pool.forget(blocks[len(run) :])
+            if indexed:
+                last.children = entry  # type: ignore[union-attr]  # the last one is new itself: this is its only child
+            elif last is not None:
+                last.adopt(entry)
+            by_block[block] = parent = last = entry
+            indexed += 1
+        if indexed:
+            chain.linked = last
+        if indexed < len(blocks):
+            self.pool.forget(blocks[indexed:])
         for listener in self.listeners:
-            for entry in run:
-                listener.stored(entry.key)
-        return len(run)
-
-    def _chain(self, run: list[Entry]) -> None:
-        """Make each of ``run`` known to its parent: those behind the first one are the only children so far."""
-        if run and isinstance(run[0].parent, Entry):
-            run[0].parent.adopt(run[0])
-        for parent, child in pairwise(run):
-            parent.children = child
+            for key in chain.keys[first : first + indexed]:
+                listener.stored(key)
+        return indexed
 
     def _drop(self, block: int) -> None:
         """Take what ``block`` held out of the index, and before it whatever is chained to it. The pool has forgotten it."""
