@@ -25,6 +25,7 @@ from minikv.classroom.notebook import PREDICTIONS, source_of
 from minikv.show.widgets import WIDGET_VIEW
 
 CHECKED = "nbval-check-output"
+FOLDED = "hide-input"  # code that only draws: JupyterLab shows a bar in its place, a click unfolds it
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}, "language_info": {"name": "python"}}
 
 
@@ -85,6 +86,8 @@ def read(source: Path) -> Any:
             raise BuildError(f"{source.name}, cell {name}: only id and tags are known, not {sorted(cell.metadata.keys() - {'tags'})}")
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
+        if FOLDED in cell.metadata.get("tags", ()):
+            cell.metadata["jupyter"] = {"source_hidden": True}
     notebook.metadata = type(notebook.metadata)(KERNEL)
     notebook.metadata["minikv"] = {"source": f"source/{source.name}", "source_sha256": sha256(source)}
     notebook.nbformat, notebook.nbformat_minor = 4, 5
@@ -137,7 +140,7 @@ def _peak_bytes_of_kernels() -> int:
 
 def _settle(cell: Any, where: str, here: Path) -> None:
     """Make the outputs of ``cell`` such as can be kept: no clock, no live widget, no folder of this machine, no warning."""
-    cell.metadata = {name: value for name, value in cell.metadata.items() if name == "tags"}
+    cell.metadata = {name: value for name, value in cell.metadata.items() if name in ("tags", "jupyter")}
     kept = []
     for output in cell.outputs:
         if output.output_type == "stream" and output.name == "stderr":

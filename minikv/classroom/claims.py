@@ -82,7 +82,7 @@ CLAIMS: dict[str, Claim] = {
     "p99-2.6-to-38.9": Claim(
         8, "talk", "p99 time to first token goes from 2.6 s with 12 sessions to 38.9 s with 14.", 5, 40, _plain("times", 1),
         "a cliff, computed as well: the published jump is 38.9 / 2.6 = 15.0 times. Where it stands depends on the unpublished "
-        "capacity, how high it is on the unpublished step budget.",
+        "capacity, how large the jump is on the unpublished step budget, which moves the wait before it.",
     ),
     "32-gb-moves-the-cliff": Claim(
         9, "talk", "32 GB of DRAM move the cliff from 14 to 28 sessions, and 16 GB are the knee.", 27.1 * GB, 27.3 * GB, _bytes,
@@ -118,7 +118,7 @@ CLAIMS: dict[str, Claim] = {
     ),
     "50-gb-on-an-a100": Claim(
         3, "blog", "those 50 GB stand on an A100-80 beside weights, activations and gradients.", 66.5 * GB, 67.5 * GB, _bytes,
-        "wrong: weights and KV are this much together, and inference has no gradients.",
+        "half right: weights and KV are this much together, so little of the 80 GB is left; but inference has no gradients.",
     ),
     "500-token-prompt-25-gb": Claim(
         6, "blog", "a 500-token prompt is 250 MB, and 25 GB for a hundred requests.", 100 * 250 * 2**20, 100 * 250 * 2**20, _bytes,
@@ -164,7 +164,7 @@ CLAIMS: dict[str, Claim] = {
     ),
     "5x-faster": Claim(
         2, "explainer", "a KV cache is 5 times faster.", 1.5, 10_000, _plain("times, measured here at the longest length", 1),
-        "no constant: without a model, a length and a machine it says nothing. The measured curve passes through 5 somewhere.",
+        "no constant: without a model, a length and a machine it says nothing. The measured gain rises with the length of the answer.",
     ),
     "cost-is-quadratic": Claim(
         1, "explainer", "without a cache the cost is O(n^2).", 2.9, 3.1, _plain("is the power of n in the attention of a whole answer", 2),

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{shape.name}: {shape.attention}, {shape.layers} layers, {stored}")
     print(f"a token in {arguments.kv_dtype}: {with_unit(a_token)}")
     prefix = f", {shared:,} of them shared" if shared else ""
-    print(f"{requests:,} requests of {tokens:,} tokens{prefix}: {with_unit(total)}")
+    print(f"{console.counted(requests, 'request')} of {console.counted(tokens, 'token')}{prefix}: {with_unit(total)}")
     rows: list[dict[str, Any]] = []
     if weights is not None:
         print(f"weights in {arguments.weight_dtype}: {with_unit(weights)}")

@@ -19,7 +19,7 @@ from minikv.engine.runner import StepResult
 from minikv.engine.scheduler import Plan
 from minikv.errors import RequestError
 from minikv.lab.cliff import CliffRow, check_context, measure_row
-from minikv.lab.workload import Workload
+from minikv.lab.workload import Turn, Workload
 from minikv.shape.hardware import HARDWARE, Hardware
 from minikv.shape.model_shape import PRESETS, ModelShape
 from minikv.shape.roofline import step_cost
@@ -131,13 +131,13 @@ class Scenario:
         """The same with memory for exactly ``sessions`` whole sessions in ``kv_dtype``."""
         return replace(self, kv_bytes=self.session_bytes(sessions, kv_dtype))
 
-    def run(self, sessions: int) -> CliffRow:
-        """Simulate ``sessions`` sessions from an empty cache."""
+    def run(self, sessions: int, on_turn: Callable[[Turn], None] = lambda turn: None) -> CliffRow:
+        """Simulate ``sessions`` sessions from an empty cache; ``on_turn`` is told of each turn as it ends."""
         return measure_row(
             lambda num_blocks, block_size: RooflineRunner(
                 self.shape, self.machine, self.num_blocks, block_size, self.weight_dtype, self.kv_dtype
             ),
-            self.workload, self.fits, sessions, self.block_size, self.max_batch_tokens,
+            self.workload, self.fits, sessions, self.block_size, self.max_batch_tokens, on_turn,
         )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ chunk of a prompt), and the rate of bytes (plain reading of as many bytes as the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -29,28 +30,44 @@ def measure_machine(model: Model, block_size: int = 16, chunk_tokens: int = 512,
     shape, dtype = model.shape, str(model.dtype).removeprefix("torch.")
     chunk = min(chunk_tokens, shape.max_context // 2)
     bytes_per_s = measure_ceilings(shape, seconds=2.0).bytes_per_s
-    decode_s = _step_seconds(model, block_size, new=1, context=64, repeats=4 * repeats)
+    decode_s = _usual(step_times_s(model, [(1, 64)], block_size, at_least=4 * repeats + 2))
     moved_s = step_cost(shape, [(1, 64)], 1, dtype).bytes / bytes_per_s
     overhead_s = max(0.0, decode_s - moved_s)
-    prefill_s = _step_seconds(model, block_size, new=chunk, context=2 * chunk, repeats=repeats)
+    prefill_s = _usual(step_times_s(model, [(chunk, 2 * chunk)], block_size, at_least=repeats + 2))
     flops_per_s = step_cost(shape, [(chunk, 2 * chunk)], 1, dtype).flops / max(prefill_s - overhead_s, 1e-6)
     memory = 2.0**34  # not used by a simulation: the pool's size is given in blocks
     return Hardware("this-machine", memory, bytes_per_s, flops_per_s, step_overhead_s=overhead_s)
 
 
-def _step_seconds(model: Model, block_size: int, new: int, context: int, repeats: int) -> float:
-    """Seconds of one real step over the last ``new`` of ``context`` tokens of one sequence, with one greedy token.
+def step_times_s(
+    model: Model, pieces: Sequence[tuple[int, int]], block_size: int = 16, at_least: int = 2, seconds: float = 0.0
+) -> list[float]:
+    """Seconds of real steps over ``pieces`` of (new tokens, context tokens), each with one greedy token.
 
-    The lower quartile of ``repeats``: whatever else the machine does only makes a step longer.
+    What ``step_cost`` counts, with a clock beside it: every piece is a sequence of its own whose earlier tokens are in
+    the cache already (their K and V are zeros, which take as long to read as any). The step is repeated until
+    ``seconds`` have passed, and at least so many times. The first of them also warms up, and on a fresh machine
+    compiles. ValueError as for ``step_cost``.
     """
-    num_blocks = blocks_for(context, block_size)
+    step_cost(model.shape, pieces, len(pieces))  # raises if the pieces make no sense
+    plan, num_blocks = Plan(num_rows=len(pieces)), 0
+    for row, (new, context) in enumerate(pieces):
+        table, blocks = BlockTable(block_size), blocks_for(context, block_size)
+        table.blocks.extend(range(num_blocks, num_blocks + blocks))
+        num_blocks += blocks
+        plan.pieces.append(Piece(row, [1] * new, context - new, table))
+        plan.draws.append(Draw(row, Sampling(), 0, 0, 0))
     runner = TorchRunner(model, num_blocks, block_size)
-    table = BlockTable(block_size)
-    table.blocks.extend(range(num_blocks))
-    plan = Plan(pieces=[Piece("probe", [1] * new, context - new, table)], draws=[Draw(0, Sampling(), 0, 0, 0)], num_rows=1)
-    times = []
-    for _ in range(repeats + 2):
+    times: list[float] = []
+    until = perf_counter() + seconds
+    while len(times) < at_least or perf_counter() < until:
         start = perf_counter()
         runner.execute(plan, start)
         times.append(perf_counter() - start)
-    return sorted(times[2:])[repeats // 4]
+    return times
+
+
+def _usual(times: list[float]) -> float:
+    """The lower quartile, without the two that warmed up: whatever else the machine does only makes a step longer."""
+    warm = sorted(times[2:])
+    return warm[len(warm) // 4]

@@ -14,6 +14,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from minikv.cache.blocks import blocks_for
 from minikv.engine.engine import Engine
@@ -83,6 +84,11 @@ class Turn:
     finished_at: float
 
 
+@lru_cache(maxsize=1)  # every session of a run begins with it
+def _system_prompt(seed: int, tokens: int, vocab: int) -> tuple[int, ...]:
+    return tuple(random.Random(f"system prompt {seed}").choices(range(vocab), k=tokens))
+
+
 class Session:
     """One conversation: its tokens so far and the next piece of them."""
 
@@ -90,8 +96,7 @@ class Session:
         self.workload, self.number, self.turn = workload, number, 0
         self._vocab = vocab
         self._random = random.Random(f"session {workload.seed} {number}")
-        shared = random.Random(f"system prompt {workload.seed}")
-        self.tokens = shared.choices(range(vocab), k=workload.system_tokens)
+        self.tokens = list(_system_prompt(workload.seed, workload.system_tokens, vocab))
 
     def next_prompt(self) -> list[int]:
         """The conversation so far with this turn's new tokens behind it."""
@@ -119,12 +124,13 @@ def run_sessions(engine: Engine, workload: Workload, sessions: int, on_turn: Cal
         if not engine.has_work:
             runner.wait_until(arrivals[0][0])
             continue
-        for output in engine.step():
+        outputs = engine.step()
+        finished = runner.now()  # one time for all who end with this step: their order must not hang on rounding
+        for output in outputs:
             if not output.finished:
                 continue
             session = everyone[output.request_id[1]]  # type: ignore[index]
             at = arrived[session.number]
-            finished = at + output.token_times_s[-1]
             ttft = output.token_times_s[0]
             turn = Turn(
                 session.number, session.turn, len(session.tokens), output.cached_tokens, output.computed_tokens,

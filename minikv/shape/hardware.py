@@ -47,7 +47,7 @@ def _gpu(name: str, memory_gb: float, gb_per_s: float, tflops: float, effective_
 
 
 # Data sheets (dense bf16). The L4's effective rate is derived from a published benchmark: 12k tokens of prefill of a 7B
-# model in 3.3 s.
+# model in 3.3 s, counting the operations of its weights alone. With attention counted it would be about 60 TFLOP/s.
 HARDWARE: dict[str, Hardware] = {
     gpu.name: gpu
     for gpu in (

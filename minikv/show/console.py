@@ -55,6 +55,11 @@ def show(renderable: Any) -> None:
     console.print(renderable)
 
 
+def counted(count: int, thing: str) -> str:
+    """ "1 request", "2,000 requests"."""
+    return f"{count:,} {thing}" + ("" if count == 1 else "s")
+
+
 def progress() -> Any:
     """A progress bar on standard error that clears away when it is done and stays silent in a pipe."""
     from rich.console import Console

@@ -57,6 +57,7 @@ def test_the_table_has_a_line_for_each(default):
     lines = table(list(default.values())).splitlines()
     assert len(lines) == 1 + len(WAYS)
     assert lines[-1].startswith("paged, blocks of 16")
+    assert {len(line) for line in lines} == {110}  # as wide as a notebook's page
 
 
 # ---------------------------------------------------------------- any trace

@@ -111,6 +111,28 @@ def test_the_kv_dtype_moves_the_cliff_as_the_arithmetic_says():
         assert above.hit_rate < above.best_hit_rate
 
 
+@pytest.mark.parametrize("start", [0.1, 12_345.678, 1e6 / 3, 1e9 / 7])
+def test_decisions_do_not_hang_on_what_the_clock_showed_at_the_start(start):
+    """Whoever ends in the same step comes back in the same order, however the sums of times are rounded."""
+    workload = Workload(system_tokens=32, turns=12, turn_tokens=11, output_tokens=5)
+
+    def run(clock: float) -> dict[tuple[int, int], tuple[int, int, int]]:
+        runner = RooflineRunner(SMALL, MACHINE, workload.blocks(5, 4), 4)
+        runner.wait_until(clock)
+        return decisions(run_sessions(Engine(runner=runner, max_batch_tokens=64), workload, 8))
+
+    assert run(start) == run(0.0)
+
+
+def test_every_turn_of_a_simulation_is_told():
+    told: list[Turn] = []
+    scenario = Scenario(workload=Workload(10_000, 2, 1_000, 5), block_size=500).with_capacity(3)
+    row = scenario.run(3, told.append)
+    assert sorted((turn.session, turn.turn) for turn in told) == [(session, turn) for session in range(3) for turn in range(2)]
+    assert row.p99_ttft_s == max(turn.ttft_s for turn in told if turn.turn)
+    assert row == scenario.run(3)
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
