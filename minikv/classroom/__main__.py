@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from minikv.classroom import audits
+from minikv.classroom import audits, exercises, grade, misconceptions, release
 from minikv.classroom.build import BuildError, build, check, sources
 
 
@@ -15,10 +15,19 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m minikv.classroom", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     one = commands.add_parser("build", help="build and execute notebooks from FOLDER/source/*.py, and the page of their claims")
-    one.add_argument("folder", type=Path, help="the folder of the notebooks, such as chapters")
+    one.add_argument("folder", type=Path, help="the folder of the notebooks: chapters or exercises")
     one.add_argument("names", nargs="*", help="only those whose file name begins so, such as 05; the page of claims is left alone then")
     one.add_argument("--check", action="store_true", help="build nothing; say where notebooks and sources differ")
+    grade.add_arguments(commands.add_parser("grade", help="grade notebooks that were handed in, and write a table of points"))
+    bundle = commands.add_parser("release", help="write what students get: the course and the exercises, without solutions")
+    bundle.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     arguments = parser.parse_args(argv)
+    if arguments.command == "release":
+        return release.command(arguments.out)
+    return grade.command(arguments) if arguments.command == "grade" else _notebooks(arguments)
+
+
+def _notebooks(arguments: argparse.Namespace) -> int:
     try:
         chosen = [each for each in sources(arguments.folder) if not arguments.names or each.name.startswith(tuple(arguments.names))]
         if not chosen:
@@ -28,9 +37,10 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     faults = [fault for source in chosen for fault in (_check(source) if arguments.check else _build(source))]
     if not arguments.names and arguments.check:
-        faults += audits.check_page(arguments.folder)
+        faults += audits.check_page(arguments.folder) + misconceptions.check_page(arguments.folder)
     elif not arguments.names and not faults:
         audits.write_page(arguments.folder)
+        misconceptions.write_page(arguments.folder)
     for fault in faults:
         print(fault, file=sys.stderr)
     if not faults and arguments.check:
@@ -41,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 def _build(source: Path) -> list[str]:
     print(f"{source.name} ...", end=" ", flush=True)
     try:
-        built = build(source)
+        built = exercises.build(source) if exercises.is_exercise(source) else build(source)
     except BuildError as wrong:
         print("failed")
         return [str(wrong)]
@@ -51,7 +61,7 @@ def _build(source: Path) -> list[str]:
 
 def _check(source: Path) -> list[str]:
     try:
-        return check(source)
+        return exercises.check(source) if exercises.is_exercise(source) else check(source)
     except BuildError as wrong:
         return [str(wrong)]
 

@@ -59,8 +59,8 @@ def sha256(source: Path) -> str:
     return hashlib.sha256(source.read_bytes()).hexdigest()
 
 
-def read(source: Path) -> Any:
-    """The notebook of ``source`` without outputs. BuildError for two cells of one name and the like."""
+def read(source: Path, known: frozenset[str] = frozenset({"tags"})) -> Any:
+    """The notebook of ``source`` without outputs; cells may have the ``known`` metadata. BuildError for two of one name and the like."""
     import jupytext
 
     notebook = jupytext.read(source, fmt="py:percent")
@@ -82,8 +82,9 @@ def read(source: Path) -> Any:
             raise BuildError(f"{source.name}: two cells are called {name!r}")
         names.add(name)
         cell.id = name
-        if cell.metadata.keys() - {"tags"}:
-            raise BuildError(f"{source.name}, cell {name}: only id and tags are known, not {sorted(cell.metadata.keys() - {'tags'})}")
+        if cell.metadata.keys() - known:
+            allowed = " and ".join(["id", *sorted(known)])
+            raise BuildError(f"{source.name}, cell {name}: only {allowed} are known, not {sorted(cell.metadata.keys() - known)}")
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
         if FOLDED in cell.metadata.get("tags", ()):
@@ -100,13 +101,22 @@ def build(source: Path, cell_timeout_s: int = 120) -> Built:
     The kernel is a fresh one, in the notebook's folder.
     """
     import nbformat
+
+    notebook = read(source)
+    seconds = execute(notebook, source.parent.parent, source.name, cell_timeout_s)
+    nbformat.write(notebook, target(source))
+    return Built(target(source), seconds, peak_bytes_of_kernels())
+
+
+def execute(notebook: Any, here: Path, name: str, cell_timeout_s: int) -> float:
+    """Run ``notebook`` in the folder ``here`` and keep its outputs, settled; the seconds that it took. BuildError when a cell fails."""
+    import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    notebook = read(source)
-    here = source.parent.parent
     if (here / PREDICTIONS).exists():
         raise BuildError(f"{here / PREDICTIONS} holds guesses, which would be stored in the outputs: move it away")
+    metadata = {**notebook.metadata}  # a kernel adds its version to it
     client = NotebookClient(
         notebook,
         timeout=cell_timeout_s,
@@ -119,18 +129,17 @@ def build(source: Path, cell_timeout_s: int = 120) -> Built:
     try:
         client.execute()
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as wrong:
-        raise BuildError(f"{source.name}: {wrong}") from None
+        raise BuildError(f"{name}: {wrong}") from None
     seconds = time.perf_counter() - started
-    notebook.metadata = {**read(source).metadata}
+    notebook.metadata = metadata
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            _settle(cell, f"{source.name}, cell {cell.id}", here)
+            _settle(cell, f"{name}, cell {cell.id}", here)
     nbformat.validate(notebook)
-    nbformat.write(notebook, target(source))
-    return Built(target(source), seconds, _peak_bytes_of_kernels())
+    return seconds
 
 
-def _peak_bytes_of_kernels() -> int:
+def peak_bytes_of_kernels() -> int:
     try:
         import resource
     except ImportError:  # Windows has no such count
@@ -140,7 +149,7 @@ def _peak_bytes_of_kernels() -> int:
 
 def _settle(cell: Any, where: str, here: Path) -> None:
     """Make the outputs of ``cell`` such as can be kept: no clock, no live widget, no folder of this machine, no warning."""
-    cell.metadata = {name: value for name, value in cell.metadata.items() if name in ("tags", "jupyter")}
+    cell.metadata = {name: value for name, value in cell.metadata.items() if name in ("tags", "jupyter", "nbgrader")}
     kept = []
     for output in cell.outputs:
         if output.output_type == "stream" and output.name == "stderr":
@@ -169,24 +178,27 @@ def _settle(cell: Any, where: str, here: Path) -> None:
 
 def check(source: Path) -> list[str]:
     """What has come apart between ``source``, its notebook and the engine that it shows; empty when nothing has."""
+    return differences(target(source), read(source), source)
+
+
+def differences(path: Path, wanted: Any, source: Path, executed: bool = True) -> list[str]:
+    """What has come apart between the notebook in ``path`` and the one ``wanted`` by ``source``."""
     import nbformat
 
-    path = target(source)
     if not path.exists():
         return [f"{path.name} has not been built from {source.name}"]
     built: Any = nbformat.read(path, as_version=4)
-    wanted = read(source)
     faults = []
     if built.metadata.get("minikv", {}).get("source_sha256") != sha256(source):
         faults.append(f"{path.name}: its outputs are those of an older {source.name}")
     for have, want in zip(built.cells, wanted.cells, strict=False):
         same = (have.id, have.cell_type, have.source) == (want.id, want.cell_type, want.source)
-        if not same or have.metadata.get("tags", []) != want.metadata.get("tags", []):
+        if not same or any((have.metadata.get(kind) or None) != (want.metadata.get(kind) or None) for kind in ("tags", "nbgrader")):
             faults.append(f"{path.name}, cell {have.id}: differs from cell {want.id} of the source")
             break
     if len(built.cells) != len(wanted.cells):
         faults.append(f"{path.name}: {len(built.cells)} cells, but {len(wanted.cells)} in the source")
-    for cell in built.cells:
+    for cell in built.cells if executed else ():
         if cell.cell_type == "code":
             if cell.execution_count is None:
                 faults.append(f"{path.name}, cell {cell.id}: was not executed")

@@ -82,6 +82,11 @@ def test_cells_have_names_that_outlive_edits(tmp_path):
     nbformat.validate(notebook)
 
 
+def test_code_that_only_draws_is_folded(tmp_path):
+    (cell,) = read(source(tmp_path, '# %% id="figure" tags=["hide-input"]\nx = 1\n')).cells
+    assert cell.metadata == {"tags": ["hide-input"], "jupyter": {"source_hidden": True}}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -1,0 +1,276 @@
+"""One submission run to its end: in a process group of its own, again and again without the answers that break it.
+
+``run_once`` starts pytest with nbval under ``supervise.py`` and reads what its plugin reports. A cell that overruns its time
+or ends the kernel is taken out, together with the answers that it checks, and what is not yet decided is run again: one
+broken answer costs no other exercise its points.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import minikv
+from minikv.classroom.exercises import Assignment
+from minikv.classroom.grading import supervise
+from minikv.classroom.grading.rebuild import Piece, as_notebook, pieces
+from minikv.classroom.grading.submissions import Work
+
+STARTUP_S = 60.0
+STOP = threading.Event()
+"""Set when the teacher has interrupted the grader: every submission that is running ends at once."""
+KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "TZ")
+"""What a submission sees of the teacher's environment: no secrets, no proxies."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one submission may use."""
+
+    cell_s: float = 30.0
+    wall_s: float = 300.0
+    file_bytes: int = 50_000_000
+    memory_bytes: int = 8 * 2**30
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one check."""
+
+    passed: bool
+    message: str = ""
+    hidden: bool = False  # it failed in its hidden part
+
+
+@dataclass
+class Ran:
+    """What running a submission has shown."""
+
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)  # answers that raised
+    taken_out: dict[str, str] = field(default_factory=dict)  # answers and added cells, and why
+    forged: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def run(assignment: Assignment, work: Work, limits: Limits, secret: bytes = b"") -> Ran:
+    """Run all checks of ``assignment`` on ``work``."""
+    ran, until = Ran(), time.monotonic() + limits.wall_s
+    while True:
+        made = pieces(assignment, work, secret, set(ran.taken_out), set(ran.verdicts))
+        if not any(piece.kind == "check" for piece in made):
+            return ran
+        if STOP.is_set() or time.monotonic() > until:
+            ran.notes.append(f"its {limits.wall_s:g} s were up")
+            return ran
+        stopped_at, why = _run_once(made, limits, until, ran)
+        if why is None:
+            return ran
+        if not _take_out(made, stopped_at, why, work, ran):
+            ran.notes.append(why)
+            return ran
+
+
+def _take_out(made: list[Piece], at: int | None, why: str, work: Work, ran: Ran) -> bool:
+    """Take out what stopped the run; False when there is nothing left to take out."""
+    if at is None:
+        return False
+    piece = made[at]
+    if piece.kind == "check":
+        ran.verdicts[piece.name] = Verdict(False, f"The check {why}.")
+    blamed = [piece.name] if piece.kind in ("answer", "added") else []
+    if piece.kind == "check":
+        blamed = [each.name for each in made if each.kind == "answer" and each.exercise == piece.exercise and work.answers.get(each.name)]
+    new = [name for name in blamed if name not in ran.taken_out]
+    if not new:  # it is none of the suspects: then all that is the learner's and has not been taken out
+        new = [each.name for each in made if each.kind in ("added", "answer") and each.name not in ran.taken_out]
+        new = [name for name in new if "+" in name or work.answers.get(name)]
+    ran.taken_out.update((name, why) for name in new)
+    return bool(new)
+
+
+# ---------------------------------------------------------------- one process
+
+
+def _run_once(made: list[Piece], limits: Limits, until: float, ran: Ran) -> tuple[int | None, str | None]:
+    """Run the cells; where it was stopped and why, or (None, None) when all were run."""
+    folder = Path(tempfile.mkdtemp(prefix="minikv-grade-"))
+    try:
+        (folder / "work").mkdir()
+        (folder / "work" / "submission.ipynb").write_text(_json(as_notebook(made)), encoding="utf-8")
+        with _Process(folder, limits, until) as process:
+            return _follow(process, made, limits, until, ran)
+    finally:
+        _remove(folder)
+
+
+def _json(notebook: Any) -> str:
+    import nbformat
+
+    return nbformat.writes(notebook)
+
+
+def _follow(process: _Process, made: list[Piece], limits: Limits, until: float, ran: Ran) -> tuple[int | None, str | None]:
+    current: int | None = None
+    ended = -1
+    deadline = time.monotonic() + STARTUP_S
+    while True:
+        report = process.next_report(min(deadline, until))
+        if report is None and time.monotonic() >= until:
+            return current, f"was running when the submission's {limits.wall_s:g} s were up"
+        if report is None:
+            return current, f"did not end within {limits.cell_s:g} s" if current is not None else "the kernel did not start"
+        if "start" in report:
+            current = report["start"]
+            deadline = time.monotonic() + (max(limits.cell_s, STARTUP_S) if made[current].kind == "given" else limits.cell_s)
+        elif "end" in report:
+            ended = report["end"]
+            _settle(made[ended], report, ran)
+            if ended == len(made) - 1:
+                return None, None
+        elif "gone" in report:
+            return report["gone"], "printed without end" if report["why"] == "TooMuchOutput" else "ended the kernel"
+        elif report.get("closed"):
+            return current, "ended the run"
+
+
+def _settle(piece: Piece, report: dict[str, Any], ran: Ran) -> None:
+    """What the report of a cell's end says of it."""
+    if report["much"]:
+        ran.notes.append(f"{piece.name} printed much")
+    if piece.kind == "answer" and (report["ename"] or not report["passed"]):
+        ran.broken[piece.name] = f"{report['ename'] or 'an error that was not shown'}: {report['evalue']}"[:500]
+    if piece.kind != "check":
+        return
+    lines = [line for line in report["stdout"].splitlines() if line.strip()]
+    printed = report["stdout"].count(piece.token)
+    passed = report["passed"] and printed == 1 and lines[-1] == piece.token
+    if printed and not passed:
+        ran.forged.append(piece.name)
+    hidden = piece.hidden_token in report["stdout"]
+    message = "" if passed else report["evalue"] if report["ename"] == "CheckFailed" else _foreign(report)
+    ran.verdicts[piece.name] = Verdict(passed, message, hidden and not passed)
+
+
+def _foreign(report: dict[str, Any]) -> str:
+    if not report["ename"]:
+        return "The check did not run to its end."
+    return f"The check was ended by {report['ename']}: {report['evalue'][:500]}"
+
+
+class _Process:
+    """pytest and nbval under supervision, in ``folder``; leaving the block ends them, whatever they do."""
+
+    def __init__(self, folder: Path, limits: Limits, until: float) -> None:
+        self.reports, write = os.pipe()
+        self.buffer, self.pending = b"", list[dict[str, Any]]()
+        wall_s = max(1.0, until - time.monotonic()) + 5
+        command = [
+            sys.executable,
+            "-S",
+            "-E",
+            supervise.__file__,
+            str(wall_s),
+            str(limits.file_bytes),
+            str(limits.memory_bytes),
+            str(folder),
+            "--",
+        ]
+        command += [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", ".", "--noconftest", "-q", "--tb=no", "--color=no"]
+        command += [
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "minikv.classroom.grading.plugin",
+            "-p",
+            "nbval.plugin",
+            "--minikv-report-fd",
+            str(write),
+        ]
+        command += ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=1000000", "submission.ipynb"]
+        self.process = subprocess.Popen(
+            command, cwd=folder / "work", env={**_environment(folder), "MINIKV_PASS_FDS": str(write)}, pass_fds=[write],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(write)
+
+    def __enter__(self) -> _Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()  # the supervisor reads it as: end everything
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.reports)
+
+    def next_report(self, until: float) -> dict[str, Any] | None:
+        """The next report, {"closed": True} after the last one, None when the time is up."""
+        while not self.pending:
+            patience = until - time.monotonic()
+            if patience <= 0 or STOP.is_set():
+                return None
+            if not select.select([self.reports], [], [], min(patience, 0.5))[0]:
+                continue
+            data = os.read(self.reports, 65536)
+            if not data:
+                return {"closed": True}
+            *lines, self.buffer = (self.buffer + data).split(b"\n")
+            self.pending += _parsed(lines)
+        return self.pending.pop(0)
+
+
+def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        yield json.loads(line)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """A scratch home in ``folder``, and nothing of the teacher's own settings."""
+    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+    for name, below in (("HOME", "home"), ("TMPDIR", "tmp"), ("IPYTHONDIR", "home/ipython"), ("MPLCONFIGDIR", "home/mpl")):
+        (folder / below).mkdir(parents=True, exist_ok=True)
+        environment[name] = str(folder / below)
+    for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        environment[name] = str(folder / "home" / name.lower())
+    package = Path(minikv.__file__).parent.parent
+    return environment | {
+        "PYTHONPATH": str(package),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        "MPLBACKEND": "agg",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "PYTHONUTF8": "1",
+    }
+
+
+def _remove(folder: Path) -> None:
+    """Also what a submission has made unreadable; the supervisor has removed the rest already."""
+
+    def again(function: Any, path: str, _: Any) -> None:
+        os.chmod(Path(path).parent, 0o700)
+        os.chmod(path, 0o700)
+        function(path)
+
+    try:
+        if folder.exists():
+            shutil.rmtree(folder, onerror=again)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,211 @@
+"""The helpers of the check cells: what they accept, what they say, and that no answer can talk them into a pass."""
+
+from __future__ import annotations
+
+import builtins
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from minikv.classroom import checks
+from minikv.classroom.checks import CheckFailed, check, expect, hidden_random, lock_minikv, oracle, refuses, require, seed_for, use_seed
+
+
+def said(call) -> str:
+    """What a check says that fails in ``call``."""
+    with pytest.raises(CheckFailed) as failed, check("the thing", why="It matters.", hint="Try this."):
+        call()
+    return str(failed.value)
+
+
+# ---------------------------------------------------------------- messages
+
+
+def test_a_failure_says_what_why_and_what_to_try():
+    assert said(lambda: expect(3, 4, "in the middle")) == (
+        "WHAT  the thing\n      in the middle: 3 instead of 4\nWHY   It matters.\nTRY   Try this."
+    )
+
+
+def test_the_first_mistake_that_fits_is_named():
+    mistakes = {"twice": 8, "too large": lambda got: got > 4, "never": lambda got: 1 / 0}
+    assert "twice" in said(lambda: expect(8, 4, mistakes=mistakes))
+    assert "too large" in said(lambda: expect(9, 4, mistakes=mistakes))
+    message = said(lambda: expect(3, 4, mistakes=mistakes))
+    assert not any(name in message for name in mistakes)
+    assert "a mask of another shape" in said(
+        lambda: expect(torch.ones(2, 2), torch.ones(2, 5), mistakes={"a mask of another shape": torch.ones(2, 2)})
+    )
+
+
+def test_where_lists_and_tensors_differ_is_said():
+    assert "entry 1 differs\n      got    [1, 5, 3]\n      wanted [1, 2, 3]" in said(lambda: expect([1, 5, 3], [1, 2, 3]))
+    assert "2 entries instead of 3" in said(lambda: expect((1, 2), [1, 2, 3]))
+    big = torch.zeros(20, 20)
+    off = big.clone()
+    off[3, 7] = 2
+    assert "at [3, 7] 2 instead of 0" in said(lambda: expect(off, big))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (NotImplementedError("count the blocks"), "not done yet: count the blocks"),
+        (NameError("name 'f' is not defined"), "has the cell that defines it been run"),
+        (IndexError("list index out of range"), "the code raised IndexError: 'list index out of range'"),
+        (SystemExit(0), "the code raised SystemExit"),
+    ],
+)
+def test_whatever_the_code_raises_becomes_a_message(error, message):
+    def fail():
+        raise error
+
+    assert message in said(fail)
+
+
+def test_an_interrupt_is_the_learners_own():
+    with pytest.raises(KeyboardInterrupt), check("x", why="y", hint="z"):
+        raise KeyboardInterrupt
+
+
+def test_the_notebook_shows_the_message_and_not_our_traceback():
+    failed = CheckFailed("the thing", "3 instead of 4", "It matters.", "Try this.")
+    assert failed._render_traceback_()[:2] == ["This check is not passed yet.", "WHAT  the thing"]
+
+
+# ---------------------------------------------------------------- comparing
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted"),
+    [
+        (4.0, 4), (np.int64(4), 4), (torch.tensor(4), 4), (torch.tensor([[4]]), 4), (True, True), (np.bool_(True), True),
+        (torch.tensor(True), True), (2, 2.0), (0.1 + 0.2, 0.3), (math.inf, math.inf), (math.nan, math.nan), ("a", "a"), (None, None),
+        ((1, 2), [1, 2]), ([1, 2], (1, 2)), (torch.tensor([1, 2]), [1, 2]), (np.array([1, 2]), (1, 2)), (range(2), [0, 1]), ([], []),
+        ({1, 2}, {2, 1}), (frozenset({1}), {1}), ({"a": [1]}, {"a": (1,)}), ([[True], [False]], torch.tensor([[1.0], [0.0]])),
+        (torch.ones(2, dtype=torch.bfloat16), np.ones(2)), ([(1, "a"), (2, "b")], [[1, "a"], [2, "b"]]),
+        ({(1, 2): "x"}, {(1, 2): "x"}), ([None, 1], [None, 1]),
+    ],
+)  # fmt: skip
+def test_the_same_thing_in_other_clothes_passes(got, wanted):
+    expect(got, wanted)
+
+
+class Any:
+    """Equals everything."""
+
+    __class__ = int
+    __eq__ = __bool__ = __le__ = lambda *_: True
+    __sub__ = __abs__ = lambda *_: 0.0
+    __hash__ = None
+    __repr__ = lambda _: 1 / 0  # noqa: E731
+
+
+class Number(float):
+    __eq__ = lambda *_: True  # noqa: E731
+    __sub__ = __rsub__ = __abs__ = lambda *_: 0.0
+    __hash__ = None
+    is_integer = lambda _: True  # noqa: E731
+
+
+class Text(str):
+    __eq__ = lambda *_: True  # noqa: E731
+    __hash__ = None
+
+
+class Row(list):
+    __eq__ = lambda *_: True  # noqa: E731
+    __iter__ = lambda _: iter([1, 2])  # noqa: E731
+    __len__ = lambda _: 2  # noqa: E731
+    __hash__ = None
+
+
+class Tensor(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return True
+
+    tolist = lambda _: [1, 2]  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted"),
+    [(Any(), 4), (Any(), 4.0), (Any(), "a"), (Any(), [1]), (Any(), None), (Any(), True), (Any(), torch.ones(1)), (Any(), {1}),
+     (Any(), {1: 2}),
+     (Number(7.5), 4), (Number(7.5), 4.0), (Text("b"), "a"), (Row([3]), [1, 2]), (Tensor([3.0, 4.0]), [1, 2]),
+     (Tensor([3.0, 4.0]), torch.tensor([1, 2])), (None, 4), ("4", 4), (4.5, 4), (1, True), (0, False), (None, []), (len, 4),
+     ([1, 2, 3], [1, 2]), ([], [1]), ({1: 2}, {1: 3}), ({}, {1: 3}), ({1}, {1, 2}), (math.nan, 1.0), (1.0, math.nan), (..., 4),
+     (torch.ones(1, 2), torch.ones(2)), ([[1], [2, 3]], torch.ones(2, 2)), (1e-3, 0.0), ([Any()], [1]), ("ab", ["a", "b"])],
+    ids=lambda _: "value",
+)  # fmt: skip
+def test_something_else_fails_with_a_message(got, wanted):
+    assert said(lambda: expect(got, wanted)).startswith("WHAT  the thing\n")
+
+
+def test_a_predicate_needs_a_real_truth():
+    require(True, "fine")
+    require(torch.tensor(True), "fine")
+    for holds in (False, None, Any(), 1, torch.tensor(False)):
+        assert "5 tokens computed" in said(lambda holds=holds: require(holds, "5 tokens computed"))
+
+
+def test_a_refusal_names_its_numbers():
+    def refuse(text):
+        raise ValueError(text)
+
+    refuses(lambda: refuse("20 tokens do not fit into 16"), naming=(16, 20))
+    assert "does not name 20" in said(lambda: refuses(lambda: refuse("too long for 16"), naming=(16, 20)))
+    assert "but it gave 3" in said(lambda: refuses(lambda: 3))
+    assert "raised IndexError" in said(lambda: refuses(lambda: [][0]))
+    assert "not done yet" in said(lambda: refuses(lambda: (_ for _ in ()).throw(NotImplementedError("later")), Exception))
+
+
+def test_what_an_author_cannot_compare_is_an_error_of_the_author():
+    with pytest.raises(TypeError, match="cannot compare with a object"):
+        expect(1, object())
+
+
+def test_hidden_inputs_come_from_the_secret_and_the_check():
+    draws = []
+    for secret, name in ((b"a", "x"), (b"a", "x"), (b"b", "x"), (b"a", "y")):
+        use_seed(seed_for(secret, name))
+        draws.append(hidden_random().random())
+    assert draws[0] == draws[1]
+    assert len(set(draws)) == 3
+
+
+# ---------------------------------------------------------------- what of minikv may be used
+
+
+@pytest.fixture
+def notebook():
+    names = {"__name__": "__main__", "lock_minikv": lock_minikv, "oracle": oracle}
+    exec("from minikv.cache.blocks import blocks_for\nimport math\nlock_minikv()", names)
+    yield names
+    checks.unlock(names)
+    assert builtins.__import__ is checks._import
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import minikv", "from minikv.cache.blocks import BlockPool", "from minikv.cache import blocks", "import minikv.cache.blocks as b",
+     "from minikv.cache.blocks import *", "def f():\n    from minikv.cache.prefix import PrefixCache\nf()"],
+)  # fmt: skip
+def test_what_is_not_given_cannot_be_imported(notebook, code):
+    with pytest.raises(ImportError, match="is not given in this notebook"):
+        exec(code, notebook)
+
+
+def test_what_is_given_can_and_others_are_not_locked(notebook):
+    exec("from minikv.cache.blocks import blocks_for\nimport json, numpy as np\nfrom torch import nn", notebook)
+    import minikv.cache.prefix  # noqa: F401
+
+    exec("import minikv", {"__name__": "__main__"})
+
+
+def test_only_a_check_may_ask_the_oracle(notebook):
+    exec("assert oracle('minikv.cache.blocks.blocks_for')(5, 4) == 2", notebook)
+    with pytest.raises(ImportError, match="for the checks only"):
+        exec("def answer():\n    return oracle('minikv.cache.blocks.blocks_for')(5, 4)\nanswer()", notebook)
