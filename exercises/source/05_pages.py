@@ -9,15 +9,16 @@
 # You may use whatever the first cell imports, and anything from Python, NumPy and PyTorch. The rest of minikv is closed
 # here: what it does is the exercise.
 #
-# **Together** 18 points, about 90 minutes. Three of the points are given by a person.
+# **Together** 18 points, about 100 minutes. Three of the points are given by a person.
 
 # %% id="e05-setup" role="given"
 import math
 import random
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
-from minikv.classroom.checks import check, expect, hidden_random, lock_minikv, refuses
+from minikv.classroom.checks import check, expect, hidden_random, lock_minikv, refuses, require
 
 torch.set_default_dtype(torch.float64)
 lock_minikv()
@@ -64,6 +65,13 @@ with check(
     )
     expect(filled(3, 4), [3], "3 tokens in blocks of 4")
     expect(filled(5, 4), [4, 1], "5 tokens in blocks of 4")
+    ### BEGIN HIDDEN TESTS
+    draw = hidden_random()
+    for _ in range(20):
+        size = draw.randint(2, 9)
+        more, rest = draw.randint(0, 9), draw.randint(1, size - 1)
+        expect(filled(more * size + rest, size), [size] * more + [rest])
+    ### END HIDDEN TESTS
 
 # %% id="e05-filled-full" role="check" points=2
 with check(
@@ -106,7 +114,7 @@ with check(
 # %% [markdown] id="room"
 # ## Exercise 2. Room for a whole step, or for nobody
 #
-# *4 points, 20 minutes, medium*
+# *4 points, 25 minutes, medium*
 #
 # In the chapter a sequence took its next block when it had one more token. An engine makes room before a step: some
 # sequences bring one token, newcomers bring a whole prompt. Either there is room for **all** of them, or the step does
@@ -120,8 +128,8 @@ with check(
 #     afterwards  a has 5 tokens in 2 blocks (5 first), b has 6 tokens in 2 blocks, 1 block is free
 #
 # Which of the free blocks you take is up to you. Change the dicts and the list that you are given. When there are too few
-# free blocks, raise a `MemoryError` that says how many blocks the step needs more, and how many are free. Then all three
-# must be as before.
+# free blocks, raise a `MemoryError` that says how many new blocks the whole step needs (not how many are lacking), and how
+# many are free. In the check below: 5 and 4. Then all three must be as before.
 
 
 # %% id="e05-room" role="answer"
@@ -135,7 +143,7 @@ def make_room(new, tables, tokens, free, block_size):
     }
     needed = sum(missing.values())
     if needed > len(free):
-        raise MemoryError(f"the step needs {needed} more blocks, and {len(free)} are free")
+        raise MemoryError(f"the step needs {needed} new blocks, and {len(free)} are free")
     for name, blocks in missing.items():
         tables.setdefault(name, []).extend(free.pop() for _ in range(blocks))
     tokens.update(after)
@@ -191,7 +199,11 @@ with check(
         len(some["a"]),
         2,
         "blocks of 4 for 2 tokens and 6 new ones",
-        mistakes={"You round the 6 new tokens up by themselves: two of them fit into the block that is there.": 3},
+        mistakes={
+            "You round the 6 new tokens up by themselves: two of them fit into the block that is there.": 3,
+            "You ask only whether the last block is full before the step. It has room for 2 of the 6 new tokens; the other "
+            "4 need a block as well.": 1,
+        },
     )  # fmt: skip
     expect(
         {name: len(table) for name, table in some.items()},
@@ -208,7 +220,8 @@ with check(
         list(range(8)),
         "all blocks, owned or free, each once",
         mistakes={
-            "A block is in two places.": lambda got: len(got) > len(set(got)),
+            "A block is in two places. (`free = free[1:]` makes a list of your own: pop or del must change the list that "
+            "you are given.)": lambda got: len(got) > len(set(got)),
             "A block is lost.": lambda got: len(got) < 8,
         },
     )
@@ -233,7 +246,8 @@ with check(
     "a step for which there are too few blocks",
     why="A step that is refused is tried again later. If it keeps what it took on the way, those blocks belong to "
     "nobody's tokens, and the next try takes more.",
-    hint="Count for all sequences before you change anything. Then raise, or take.",
+    hint="Count for all sequences before you change anything. Then raise, or take. The message names the new blocks "
+    "of the whole step (a 1 and b 4, together 5) and the free ones (4), not how many are lacking.",
 ):
     some, counts, left = {"a": [7, 6]}, {"a": 8}, [0, 1, 2, 3]
     refuses(lambda: make_room({"a": 1, "b": 13}, some, counts, left, 4), MemoryError)
@@ -275,12 +289,13 @@ with check(
 # %% [markdown] id="merge"
 # ## Exercise 3. Many hands on one sequence
 #
-# *4 points, 20 minutes, hard*
+# *4 points, 25 minutes, hard*
 #
 # A long sequence is cut into parts, and each worker attends to one part as if it were the whole. In the chapter's sixth
 # question the workers handed in sums that nobody had divided yet. These here hand in less: their finished attention `out`
 # (divided, of one part), and the logarithm of the sum by which they divided. `attend_part` is what a worker does.
-# Merge what they hand in, so that it comes out as if one had attended to everything.
+# Merge what they hand in, so that it comes out as if one had attended to everything. Give back the pair `(out, log_sum)` of
+# all parts together.
 #
 # One head, for example. The first worker's scores are 0 and 0, so its sum is $e^0 + e^0 = 2$ and its `log_sum` is
 # $\ln 2$. The second has one token with score 0: its `log_sum` is $\ln 1 = 0$. The first one's `out` weighs two thirds.
@@ -325,6 +340,22 @@ def cut(q, keys, values, lengths):
     return [attend_part(q, *piece) for piece in pieces]
 
 
+def pair(merged):
+    """What merge gave, if it is two things."""
+    require(
+        isinstance(merged, (tuple, list)) and len(merged) == 2,
+        "the pair (out, log_sum) of all parts together is wanted",
+        got=merged,
+        mistakes={
+            "merge gives one tensor; (out, log_sum) is wanted": lambda got: isinstance(
+                got, torch.Tensor
+            ),
+            "merge gives None: does it return something?": None,
+        },
+    )
+    return merged
+
+
 # %% id="e05-merge-two" role="check" points=1
 with check(
     "a part of 2 tokens and one of 8",
@@ -334,7 +365,7 @@ with check(
     q, keys, values = some_attention(10, 3, 4, seed=1)
     parts, whole = cut(q, keys, values, [2, 8]), attend_part(q, keys, values)
     expect(
-        merge(parts)[0],
+        pair(merge(parts))[0],
         whole[0],
         "the output",
         mistakes={
@@ -350,6 +381,9 @@ with check(
             ),
             "Weighted and added, but not divided by the sum of the weights.": whole[0]
             * whole[1].exp()[:, None],
+            "You subtract the larger log_sum and leave it at that: the weights add up to more than 1. Divide by their sum, "
+            "or subtract the logarithm of the sum of both.": whole[0]
+            * (whole[1] - torch.maximum(parts[0][1], parts[1][1])).exp()[:, None],
         },
     )
 
@@ -361,7 +395,7 @@ with check(
 ):
     q, keys, values = some_attention(10, 3, 4, seed=2, largest=5000.0)
     expect(
-        merge(cut(q, keys, values, [4, 6]))[0],
+        pair(merge(cut(q, keys, values, [4, 6])))[0],
         attend_part(q, keys, values)[0],
         "the output",
         mistakes={
@@ -370,7 +404,7 @@ with check(
     )
     q, keys, values = some_attention(10, 3, 4, seed=2, largest=-5000.0)
     expect(
-        merge(cut(q, keys, values, [4, 6]))[0],
+        pair(merge(cut(q, keys, values, [4, 6])))[0],
         attend_part(q, keys, values)[0],
         "the output, with scores of -5,000 and less",
         mistakes={
@@ -387,7 +421,7 @@ with check(
     q, keys, values = some_attention(12, 2, 4, seed=3)
     parts, whole = cut(q, keys, values, [0, 3, 5, 1, 3]), attend_part(q, keys, values)
     expect(
-        merge(parts)[0],
+        pair(merge(parts))[0],
         whole[0],
         "the output of five parts",
         mistakes={
@@ -397,7 +431,7 @@ with check(
         },
     )
     expect(
-        merge(parts)[1],
+        pair(merge(parts))[1],
         whole[1],
         "the log_sum of five parts",
         mistakes={
@@ -410,7 +444,7 @@ with check(
             "This is the sum, not its logarithm.": whole[1].exp(),
         },
     )
-    again = merge([merge([parts[4], parts[0]]), merge(parts[1:4])])
+    again = pair(merge([merge([parts[4], parts[0]]), merge(parts[1:4])]))
     expect(again[0], whole[0], "the output of two merged parts, merged again")
     expect(again[1], whole[1], "their log_sum")
     ### BEGIN HIDDEN TESTS
@@ -419,7 +453,7 @@ with check(
         lengths = [draw.randint(1, 5), *(draw.randint(0, 5) for _ in range(3))]
         draw.shuffle(lengths)
         q, keys, values = some_attention(sum(lengths), 3, 4, seed=draw.randint(0, 10**6))
-        merged = merge(cut(q, keys, values, lengths))
+        merged = pair(merge(cut(q, keys, values, lengths)))
         expect(merged[0], attend_part(q, keys, values)[0])
         expect(merged[1], attend_part(q, keys, values)[1])
     ### END HIDDEN TESTS
@@ -427,14 +461,14 @@ with check(
 # %% [markdown] id="bug"
 # ## Exercise 4. Find the bug
 #
-# *2 points, 15 minutes, medium*
+# *2 points, 10 minutes, medium*
 #
 # An engine keeps its tables in one tensor, a row for each sequence that it has room for. When a sequence ends, its row is
 # free; the next newcomer takes it. In a step some sequences run, in any order: `running` names their rows, and `q` holds one
 # query for each of them, in that order.
 #
 # With two requests that start together all tests pass. In service, answers turn into nonsense as soon as somebody has
-# left. Repair the function. It gathers K and V of all running sequences at once and attends to them in one go.
+# left. There is more than one fault. Repair the function. It gathers K and V of all running sequences at once and attends to them in one go.
 
 
 # %% id="e05-bug" role="answer"
@@ -456,7 +490,7 @@ def attend_batch(q, k_pool, v_pool, tables, lengths, running):
     # blocks = tables[: len(running)]  # [sequences, most blocks]
     # keys = k_pool[blocks].flatten(1, 2)  # [sequences, slots, head_dim]
     # values = v_pool[blocks].flatten(1, 2)
-    # there = torch.arange(keys.shape[1]) < lengths[running][:, None]  # [sequences, slots]
+    # there = torch.arange(keys.shape[1]) < lengths[: len(running), None]  # [sequences, slots]
     # scores = (keys @ q[:, :, None]).squeeze(2) / math.sqrt(q.shape[1])
     # weights = scores.masked_fill(~there, -math.inf).softmax(1)
     # return (weights[:, None] @ values).squeeze(1)
@@ -465,50 +499,55 @@ def attend_batch(q, k_pool, v_pool, tables, lengths, running):
 
 # %% id="e05-bug-parts" role="given"
 def some_pool(blocks, queries, seed):
-    """K and V of blocks of 4 slots with head_dim 3, and as many queries."""
+    """Queries with head_dim 3; K and V of blocks of 4 slots in one tensor, [2, blocks, 4, 3]."""
     draw = torch.Generator().manual_seed(seed)
-    k_pool, v_pool = torch.randn(2, blocks, 4, 3, generator=draw)
-    return torch.randn(queries, 3, generator=draw), k_pool, v_pool
-
-
-def solo(q, k_pool, v_pool, table, length):
-    """One query over one sequence; q [head_dim], table: a row of tables."""
-    keys, values = (pool[table].flatten(0, 1)[:length] for pool in (k_pool, v_pool))
-    return (keys @ q / math.sqrt(len(q))).softmax(0) @ values
+    kv = torch.randn(2, blocks, 4, 3, generator=draw)
+    return torch.randn(queries, 3, generator=draw), kv
 
 
 # %% id="e05-bug-left" role="check" points=1
 with check(
     "A and B run together, then A has left",
     why="Whoever reads another sequence's blocks talks about another's text, fluently.",
-    hint="B has row 1 all the time. Follow that number: after A has left, which row of `tables` is read for B, and which "
-    "entry of `lengths`?",
+    hint="A sequence keeps its row until it ends. Print `running`, `blocks` and `there` once with [0, 1] and once with [1]. "
+    "What of them may change for B?",
 ):
-    q, k_pool, v_pool = some_pool(6, 2, seed=1)
+    q, kv = some_pool(6, 2, seed=1)
     two = torch.tensor([[5, 2], [3, 0]])
     long = torch.tensor([6, 3])
-    both = attend_batch(q, k_pool, v_pool, two, long, [0, 1])
-    expect(both[0], solo(q[0], k_pool, v_pool, two[0], 6), "A, while both run")
+    both = attend_batch(q, *kv, two, long, [0, 1])
+    expect(
+        both[0],
+        scaled_dot_product_attention(q[:1], *kv[:, [5, 2]].flatten(1, 2)[:, :6])[0],
+        "A, while both run",
+    )
     expect(
         both[1],
-        solo(q[1], k_pool, v_pool, two[1], 3),
+        scaled_dot_product_attention(q[1:], *kv[:, 3, :3])[0],
         "B, while both run",
         mistakes={
-            "Every sequence looks up sequence 0's table.": solo(q[1], k_pool, v_pool, two[0], 3),
-            "Every sequence looks up sequence 0's table and length.": solo(
-                q[1], k_pool, v_pool, two[0], 6
-            ),
+            "Every sequence looks up sequence 0's table.": scaled_dot_product_attention(
+                q[1:], *kv[:, 5, :3]
+            )[0],
+            "Every sequence looks up sequence 0's table and length.": scaled_dot_product_attention(
+                q[1:], *kv[:, [5, 2]].flatten(1, 2)[:, :6]
+            )[0],
         },
     )
     expect(
-        attend_batch(q[1:], k_pool, v_pool, two, long, [1])[0],
-        solo(q[1], k_pool, v_pool, two[1], 3),
+        attend_batch(q[1:], *kv, two, long, [1])[0],
+        scaled_dot_product_attention(q[1:], *kv[:, 3, :3])[0],
         "B, after A has left",
         mistakes={
-            "B's query reads the table of row 0, which was A's. The first of those that run need not have "
-            "row 0.": solo(q[1], k_pool, v_pool, two[0], 3),
-            "B's table is right, but you take A's length.": solo(q[1], k_pool, v_pool, two[1], 6),
-            "Table and length are both those of row 0, A's.": solo(q[1], k_pool, v_pool, two[0], 6),
+            "The right number of slots, but they are not B's.": scaled_dot_product_attention(
+                q[1:], *kv[:, 5, :3]
+            )[0],
+            "B reads its own blocks now, but not the right number of their slots.": scaled_dot_product_attention(
+                q[1:], *kv[:, [3, 0]].flatten(1, 2)[:, :6]
+            )[0],
+            "While A was there, the same query of B gave the right answer.": scaled_dot_product_attention(
+                q[1:], *kv[:, [5, 2]].flatten(1, 2)[:, :6]
+            )[0],
         },
     )
 
@@ -516,41 +555,50 @@ with check(
 with check(
     "C has taken A's row, and B stands before C",
     why="In service, sequences come and go, and a batch is in no order that anybody can rely on.",
-    hint="Number i of the batch has row running[i], whatever the order is.",
+    hint="q[0] is B's and q[1] is C's. B has row 1 and C has row 0: where does the function learn that?",
 ):
-    q, k_pool, v_pool = some_pool(6, 2, seed=2)
+    q, kv = some_pool(6, 2, seed=2)
     two = torch.tensor([[4, 2], [3, 1]])
     long = torch.tensor([5, 7])
-    out = attend_batch(q, k_pool, v_pool, two, long, [1, 0])
+    out = attend_batch(q, *kv, two, long, [1, 0])
     expect(
         out[0],
-        solo(q[0], k_pool, v_pool, two[1], 7),
+        scaled_dot_product_attention(q[:1], *kv[:, [3, 1]].flatten(1, 2)[:, :7])[0],
         "B, the first of the batch",
         mistakes={
-            "B reads C's table.": solo(q[0], k_pool, v_pool, two[0], 7),
-            "B reads C's table with C's length: your rows are in order, the batch is not.": solo(
-                q[0], k_pool, v_pool, two[0], 5
-            ),
+            "The right number of slots, but they are not B's.": scaled_dot_product_attention(
+                q[:1], *kv[:, [4, 2]].flatten(1, 2)[:, :7]
+            )[0],
+            "B reads its own blocks, but not the right number of their slots.": scaled_dot_product_attention(
+                q[:1], *kv[:, [3, 1]].flatten(1, 2)[:, :5]
+            )[0],
+            "B and C come out otherwise than alone.": scaled_dot_product_attention(
+                q[:1], *kv[:, [4, 2]].flatten(1, 2)[:, :5]
+            )[0],
         },
     )
-    expect(out[1], solo(q[1], k_pool, v_pool, two[0], 5), "C, the second")
+    expect(
+        out[1],
+        scaled_dot_product_attention(q[1:], *kv[:, [4, 2]].flatten(1, 2)[:, :5])[0],
+        "C, the second",
+    )
     ### BEGIN HIDDEN TESTS
     draw = hidden_random()
     for _ in range(5):
-        q, k_pool, v_pool = some_pool(30, 4, seed=draw.randint(0, 10**6))
-        blocks = draw.sample(range(30), 30)
-        rows = torch.tensor([blocks[3 * row : 3 * row + 3] for row in range(8)])
+        q, kv = some_pool(30, 4, seed=draw.randint(0, 10**6))
+        rows = torch.tensor(draw.sample(range(30), 24)).view(8, 3)
         long = torch.tensor([draw.randint(1, 12) for _ in range(8)])
         running = draw.sample(range(8), 4)
-        out = attend_batch(q, k_pool, v_pool, rows, long, running)
-        for place, row in enumerate(running):
-            expect(out[place], solo(q[place], k_pool, v_pool, rows[row], long[row]))
+        out = attend_batch(q, *kv, rows, long, running)
+        for i in range(4):
+            slots = kv[:, rows[running[i]]].flatten(1, 2)[:, : long[running[i]]]
+            expect(out[i], scaled_dot_product_attention(q[i : i + 1], *slots)[0])
     ### END HIDDEN TESTS
 
 # %% [markdown] id="sizes"
 # ## Exercise 5. Which block size?
 #
-# *5 points, 25 minutes, medium*
+# *5 points, 30 minutes, medium*
 #
 # Small blocks waste few slots, large blocks make short tables. First a function that measures both for sequences of
 # given lengths, in tokens. It gives two numbers: the share of all owned slots that are empty, and how many table entries
@@ -583,6 +631,7 @@ with check(
             "You divide by the tokens. The share is of the slots that are owned.": 10 / 14,
             "This is the share that holds a token.": 14 / 24,
             "These are the empty slots. Divide by the owned ones.": 10,
+            "A share from 0 to 1 is wanted, not per cent.": lambda got: 41 <= got <= 42,
         },
     )
     expect(
@@ -619,7 +668,15 @@ with check(
             "A sequence has whole blocks: round up for each before you take the mean.": 14 / 8 / 2,
         },
     )
-    expect(measure([8, 16], 8)[1], 1.5, "lengths 8 and 16 in blocks of 8")
+    expect(
+        measure([8, 16], 8)[1],
+        1.5,
+        "lengths 8 and 16 in blocks of 8",
+        mistakes={
+            "`n // b + 1` counts one block too many where the last one is full: 8 tokens need one block of 8, "
+            "not two.": 2.5
+        },
+    )
     expect(measure([5, 5, 2], 1)[1], 4.0, "lengths 5, 5 and 2 in blocks of 1")
     ### BEGIN HIDDEN TESTS
     draw = hidden_random()

@@ -18,7 +18,7 @@ from functools import cache
 
 import torch
 
-from minikv import load, logits
+from minikv import load
 from minikv.cache.attention.reference import attend_one
 from minikv.classroom.checks import (
     check,
@@ -39,7 +39,7 @@ lock_minikv()
 #
 # *3 points, 15 minutes, easy*
 #
-# The chapter counted the idle row-steps of eight answers. Count them for any answers. `lengths` are the tokens of each
+# A warm-up. The chapter counted the idle row-steps of eight answers. Count them for any answers. `lengths` are the tokens of each
 # answer, in the order in which the requests wait, all from the start; an answer of *n* tokens takes *n* steps. There are
 # `places` places. A place in a step that gives no token is idle, also when no request was left for it, and counting ends
 # when the last answer does.
@@ -56,14 +56,14 @@ lock_minikv()
 # %% id="e07-idle" role="answer"
 def static_idle(lengths, places):
     """Idle row-steps when a batch waits for its longest answer."""
-    steps = 0
+    steps = []  # of each batch
     ### BEGIN SOLUTION
     for first in range(0, len(lengths), places):
-        steps += max(lengths[first : first + places])
-    return places * steps - sum(lengths)
+        steps.append(max(lengths[first : first + places]))  # noqa: PERF401
+    return places * sum(steps) - sum(lengths)
     ### STUB
     # for first in range(0, len(lengths), places):
-    #     steps += ...  # how long this batch takes
+    #     steps.append(...)  # how long this batch takes
     # return ...  # places in all steps, less those that gave a token
     ### END SOLUTION
 
@@ -128,7 +128,8 @@ with check(
         0,
         "[3, 1, 2] with 2 places",
         mistakes={
-            "This is what static batches leave: the third request need not wait for the first one.": 4
+            "This is what static batches leave: the third request need not wait for the first one. Or does a place stay "
+            "empty for a step after its answer is done?": 4
         },
     )
     expect(
@@ -157,7 +158,8 @@ with check(
         9,
         "[4, 4, 9] with 2 places",
         mistakes={
-            "You serve the longest first. They are served in the order in which they wait.": 1
+            "That would need the longest first, or answers cut in pieces. They are served whole, in the order in which they "
+            "wait.": 1
         },
     )
     ### BEGIN HIDDEN TESTS
@@ -281,6 +283,11 @@ with check(
             ValueError,
             naming=(prompt, size * num_blocks),
         )
+        refuses(lambda n=num_blocks, s=size: granted(0, None, n, s), ValueError)
+        refuses(lambda n=num_blocks, s=size: granted(1, 0, n, s), ValueError)
+        full, wanted = size * num_blocks, draw.randint(1, 9)
+        expect(granted(full, wanted, num_blocks, size), 1, "a prompt that fills the pool")
+        expect(granted(full, None, num_blocks, size), 1, "a prompt that fills the pool")
     ### END HIDDEN TESTS
 
 # %% [markdown] id="step"
@@ -297,7 +304,8 @@ with check(
 # - `plan_step(jobs, budget, chunk)` gives a dict, name to tokens. First every request that decodes gets its one token.
 #   Then each prompt, in order, gets as much as it needs, as `chunk` allows, and as is left of the budget. Whoever gets
 #   nothing is not in the dict. If the budget is smaller than the number of decodes, the first ones get theirs. Nothing
-#   in `jobs` changes: a plan is only a plan.
+#   in `jobs` changes: a plan is only a plan. A request decodes when it has been given a token (`given` >= 1). A prompt
+#   of which only one token is left does not decode yet.
 # - `book_step(jobs, step)` books a step that was computed. Every job in it has so many computed tokens more. Whose last
 #   token went through the model is given the next one. Who is done is not your concern.
 #
@@ -397,6 +405,16 @@ with check(
         "a budget of 5: it ends before s and t",
     )
     expect(plan_step(two_and_three(), 1, 4), {"a": 1}, "a budget of 1: not even for all decodes")
+    expect(
+        plan_step([Job("q", 20), Job("p", 9, 0, 8)], 4, 4),
+        {"q": 4},
+        "two prompts, a budget of 4; of p only the last token is left",
+        mistakes={
+            "p has one token pending, but it is still a prompt: it waits for its turn.": lambda got: (
+                "p" in got
+            )
+        },
+    )
     same = two_and_three()
     expect(
         plan_step(same, 10, 4) == plan_step(same, 10, 4),
@@ -453,13 +471,21 @@ with check(
                         wanted[str(number)] = tokens
                         left -= tokens
             step = plan_step(jobs, budget, chunk)
-            expect(step, wanted)
+            expect(
+                {name: tokens for name, tokens in step.items() if tokens != 0},
+                wanted,
+                "what plan_step planned for six prompts, in one of their first 15 steps",
+            )
             book_step(jobs, step)
             for number, tokens in wanted.items():
                 job = state[int(number)]
                 job[2] += tokens
                 job[1] += job[2] == job[0] + job[1]
-            expect([[job.prompt, job.given, job.computed] for job in jobs], state)
+            expect(
+                [[job.prompt, job.given, job.computed] for job in jobs],
+                state,
+                "prompt, given, computed of six jobs, when book_step has booked one of their first 15 steps",
+            )
     ### END HIDDEN TESTS
 
 # %% [markdown] id="bug"
@@ -473,8 +499,8 @@ with check(
 # queue, even if it is the one that needs the block.
 #
 # Most of the time all is well. But now and then a request is never heard of again, and now and then one that waits still
-# holds a block. Repair both functions. (`blocks_needed()` says how many blocks all of a request's tokens need, the
-# newest one included.)
+# holds a block. And some say that those who came later are served before them. Repair both functions.
+# (`blocks_needed()` says how many blocks all of a request's tokens need, the newest one included.)
 
 
 # %% id="e07-bug-parts" role="given"
@@ -635,8 +661,8 @@ with check(
     "when there is no block left",
     why="A block that a waiting request holds serves nobody. And who gave way at the head of the queue comes back first: at "
     "its end, newcomers would pass it again and again.",
-    hint="There are two faults. Where does the one that gives way stand afterwards? And what if it is the very one that needs "
-    "the block?",
+    hint="There are two faults in this function. Where does the one that gives way stand afterwards? And what if it is the "
+    "very one that needs the block?",
 ):
     queue = Queue([Client("d", 3, 9)], [Client("a", 5, 9, 1), Client("b", 3, 9, 1)], 0)
     queue.running.append(Client("c", 8, 9, 2))
@@ -697,10 +723,11 @@ with check(
 # things that fit into a message. Perhaps another engine goes on with it. Write the function that does. The reader must
 # not notice: the tokens shall be those that would have come without the preemption.
 #
-# `memory` holds K and V of the first `memory.tokens` tokens of the text, perhaps of none, perhaps of some that were still
-# cached; at least one token of the text has none. `memory.compute(ids)` puts further tokens through the model, *behind*
+# `memory` holds K and V of the beginning of the text, perhaps of nothing, perhaps of some tokens that were still cached.
+# `memory.tokens` is the number of its tokens that have K and V; at least one token of the text has none. `memory.compute(ids)` puts further tokens through the model, *behind*
 # those that it holds, and gives the logits of the last one, `[vocab]`. Every token that has no K and V is computed once,
-# and none again. The last new token is never fed back.
+# and none again. The last new token is never fed back. The lists `prompt` and `given` belong to the caller: do not change
+# them.
 #
 # An answer may be greedy: `seed` is `None`, and `pick(row, None)` gives the best token. Or it is *sampled*: each token is
 # drawn, and likely ones are drawn more often. The draw needs a random number: `pick(row, number)`, with a number from 0
@@ -712,12 +739,14 @@ with check(
 class Memory:
     """K and V of the beginning of one text."""
 
-    def __init__(self):
-        shape = model.shape
+    def __init__(self, through):
+        self.through, shape = (
+            through,
+            model.shape,
+        )  # through: the model, or something that counts and calls it
         self.layers = [
             torch.zeros(2, 0, shape.kv_heads, shape.head_dim) for _ in range(shape.layers)
         ]
-        self.computed = 0  # how many tokens went through the model
 
     @property
     def tokens(self):
@@ -726,9 +755,8 @@ class Memory:
 
     def compute(self, ids):
         """Put the tokens ``ids`` through the model, behind what is here: the logits of the last one, [vocab]."""
-        self.computed += len(ids)
         places = torch.arange(self.tokens, self.tokens + len(ids))
-        return model(torch.tensor(ids), places, self)[-1]
+        return self.through(torch.tensor(ids), places, self)[-1]
 
     def attend(self, layer, q, k, v):
         """What the model asks for in each layer."""
@@ -760,11 +788,11 @@ def go_on(memory, prompt, given, new, seed=None):
 
 
 # %% id="e07-resume-whole" role="given"
-PROMPT = model.tokenizer.encode("The river that runs through the city of")
+PROMPT = tuple(model.tokenizer.encode("The river that runs through the city of"))
 
 
 @cache
-def answer_to(text, new, seed):
+def answer_to(logits, text, new, seed):
     """A tuple of tokens behind ``text``, a tuple."""
     numbers, written = random.Random(seed), ()
     for _ in range(new):
@@ -773,17 +801,58 @@ def answer_to(text, new, seed):
     return written
 
 
-def whole(prompt, new, seed=None):
+def whole(logits, prompt, new, seed=None):
     """An answer without a cache and without a preemption."""
-    return list(answer_to(tuple(prompt), 8, seed)[:new])
+    return list(answer_to(logits, tuple(prompt), 8, seed)[:new])
 
 
-def holding(ids):
-    """A memory that holds K and V of these tokens."""
-    memory = Memory()
-    memory.compute(ids)
-    memory.computed = 0
-    return memory
+def begins(tokens):
+    """Whether a list begins with these tokens."""
+    return lambda got: list(got[: len(tokens)]) == tokens
+
+
+@dataclass
+class Ran:
+    """What came of one call of go_on."""
+
+    answer: object
+    computed: int  # tokens that it put through the model
+    wrong: str  # what is wrong with its memory afterwards; empty when nothing is
+
+
+def resumed(logits, go_on, prompt, given, new, seed=None, held=0):
+    """One call of go_on, when the first ``given`` tokens of the answer are there and ``held`` of the text are cached."""
+    answer, counts = whole(logits, prompt, given + new, seed), []
+
+    def counting(ids, places, memory):
+        counts.append(len(ids))
+        return model(ids, places, memory)
+
+    memory, fresh = Memory(model), Memory(model)
+    if held:
+        memory.compute([*prompt, *answer[:given]][:held])
+    memory.through = counting
+    handed, read = list(prompt), answer[:given]
+    got = go_on(memory, handed, read, new, seed=seed)
+    for name, now, before in (("prompt", handed, prompt), ("given", read, answer[:given])):
+        expect(
+            now,
+            list(before),
+            f"{name}, the list that was handed in, afterwards",
+            mistakes={
+                "You have changed the prompt that you were given: `text += ...` writes into the caller's list. Make a new "
+                "one: `prompt + given`.": lambda _: name == "prompt",  # noqa: B023
+                "You have changed the list `given`, which belongs to the caller.": lambda _: True,
+            },
+        )
+    fresh.compute([*prompt, *answer[:-1]])
+    wrong = ""
+    for have, want in zip(memory.layers, fresh.layers, strict=True):
+        if have.shape != want.shape:
+            wrong = "it does not hold each token but the last once"
+        elif (have - want).abs().max() > 1e-6:
+            wrong = wrong or "its K and V are not those of the text"
+    return Ran(got, sum(counts), wrong)
 
 
 # %% id="e07-resume-new" role="check" points=1
@@ -792,32 +861,36 @@ with check(
     why="First the prompt in one piece, then one token at a time: that is prefill and decode.",
     hint="In each round compute what has no K and V yet: first the whole prompt, then only the newest token.",
 ):
-    memory = Memory()
+    ran = resumed(oracle("minikv.logits"), go_on, PROMPT, 0, 6)
     expect(
-        go_on(memory, PROMPT, [], 6),
-        whole(PROMPT, 6),
+        ran.answer,
+        whole(oracle("minikv.logits"), PROMPT, 6),
         "six tokens",
-        mistakes={"The prompt is part of your answer.": lambda got: got[:3] == PROMPT[:3]},
+        mistakes={"The prompt is part of your answer.": lambda got: got[:3] == list(PROMPT[:3])},
     )
     expect(
-        memory.computed,
+        ran.computed,
         len(PROMPT) + 5,
         "tokens computed for a prompt and six new ones",
         mistakes={
+            "memory computed nothing: put the tokens through `memory.compute`.": 0,
             "The last new token was computed as well. Nobody needs what comes after it.": len(
                 PROMPT
             )
-            + 6
+            + 6,
         },
     )
+    expect(ran.wrong, "", "what is wrong with memory afterwards")
     expect(
-        go_on(Memory(), PROMPT, [], 6, seed=7),
-        whole(PROMPT, 6, 7),
+        resumed(oracle("minikv.logits"), go_on, PROMPT, 0, 6, 7).answer,
+        whole(oracle("minikv.logits"), PROMPT, 6, 7),
         "six tokens, seed 7",
         mistakes={
-            "This is the greedy answer: where is the seed?": lambda got: got == whole(PROMPT, 6),
-            "The same number for each token: a new random.Random in each round begins anew.": lambda got: (
-                got[0] == whole(PROMPT, 1, 7)[0]
+            "This is the greedy answer: where is the seed?": whole(
+                oracle("minikv.logits"), PROMPT, 6
+            ),
+            "The same number for each token: a new random.Random in each round begins anew.": begins(
+                whole(oracle("minikv.logits"), PROMPT, 1, 7)
             ),
         },
     )
@@ -829,50 +902,62 @@ with check(
     "that comes, and no error says so.",
     hint="Make one list of prompt and answer, and keep one number: how many of its tokens have K and V. The rest is pending.",
 ):
-    memory, given = Memory(), whole(PROMPT, 3)
+    given = whole(oracle("minikv.logits"), PROMPT, 3)
+    ran = resumed(oracle("minikv.logits"), go_on, PROMPT, 3, 5)
     expect(
-        go_on(memory, PROMPT, given, 5),
-        whole(PROMPT, 8)[3:],
+        ran.answer,
+        whole(oracle("minikv.logits"), PROMPT, 8)[3:],
         "the next five tokens",
         mistakes={
-            "You begin the answer again: what was given belongs to the text as well.": lambda got: (
-                got == whole(PROMPT, 5)
+            "You begin the answer again: what was given belongs to the text as well.": whole(
+                oracle("minikv.logits"), PROMPT, 5
             ),
-            "You give what the reader has got already: only the NEXT tokens are asked for.": lambda got: (
-                got == whole(PROMPT, 8)
+            "You give what the reader has got already: only the NEXT tokens are asked for.": whole(
+                oracle("minikv.logits"), PROMPT, 8
             ),
-            "What was given stands twice in your text.": lambda got: (
-                got == whole(PROMPT + given + given, 5)
+            "What was given stands twice in your text.": whole(
+                oracle("minikv.logits"), [*PROMPT, *given, *given], 5
             ),
-            "Only what was given is in your text: the prompt's K and V are gone as well.": lambda got: (
-                got == whole(given, 5)
+            "Only what was given is in your text: the prompt's K and V are gone as well.": whole(
+                oracle("minikv.logits"), given, 5
             ),
         },
     )
-    expect(memory.computed, len(PROMPT) + 3 + 4, "tokens computed to resume and write five more")
-    expect(given, whole(PROMPT, 3), "the list that was handed in, afterwards")
-    half = holding(PROMPT[:4])
     expect(
-        go_on(half, PROMPT, given, 5),
-        whole(PROMPT, 8)[3:],
+        ran.computed,
+        len(PROMPT) + 3 + 4,
+        "tokens computed to resume and write five more",
+        mistakes={"memory computed nothing: put the tokens through `memory.compute`.": 0},
+    )
+    expect(ran.wrong, "", "what is wrong with memory afterwards")
+    ran = resumed(oracle("minikv.logits"), go_on, PROMPT, 3, 5, held=4)
+    expect(
+        ran.answer,
+        whole(oracle("minikv.logits"), PROMPT, 8)[3:],
         "the next five tokens, when four of the prompt were still cached",
         mistakes={
             "Four tokens are there already, and you have computed them again behind themselves: begin at "
-            "memory.tokens.": lambda got: half.computed == len(PROMPT) + 3 + 4,
+            "memory.tokens.": lambda got: ran.computed == len(PROMPT) + 3 + 4,
         },
     )
-    expect(half.computed, len(PROMPT) + 3 + 4 - 4, "tokens computed then")
-    most = holding(PROMPT + given[:2])
-    expect(go_on(most, PROMPT, given, 5), whole(PROMPT, 8)[3:], "all cached but the newest token")
-    expect(most.computed, 5, "tokens computed then")
+    expect(ran.computed, len(PROMPT) + 3 + 4 - 4, "tokens computed then")
+    expect(ran.wrong, "", "what is wrong with memory then")
+    ran = resumed(oracle("minikv.logits"), go_on, PROMPT, 3, 5, held=len(PROMPT) + 2)
+    expect(
+        ran.answer, whole(oracle("minikv.logits"), PROMPT, 8)[3:], "all cached but the newest token"
+    )
+    expect(ran.computed, 5, "tokens computed then")
     ### BEGIN HIDDEN TESTS
     draw = hidden_random()
     prompt = [draw.randint(300, 2000) for _ in range(draw.randint(2, 12))]
-    answer, end = whole(prompt, 8), draw.randint(1, 7)
+    end = draw.randint(1, 7)
     cached = draw.randint(1, len(prompt) + end - 1)
-    memory = holding((prompt + answer)[:cached])
-    expect(go_on(memory, prompt, answer[:end], 8 - end), answer[end:])
-    expect(memory.computed, len(prompt) + 8 - 1 - cached)
+    ran = resumed(oracle("minikv.logits"), go_on, prompt, end, 8 - end, held=cached)
+    expect(
+        ran.answer, whole(oracle("minikv.logits"), prompt, 8)[end:], "another prompt, partly cached"
+    )
+    expect(ran.computed, len(prompt) + 8 - 1 - cached, "tokens computed then")
+    expect(ran.wrong, "", "what is wrong with memory then")
     ### END HIDDEN TESTS
 
 # %% id="e07-resume-seed" role="check" points=1
@@ -882,24 +967,25 @@ with check(
     "full the pool was. An engine has had this fault.",
     hint="Token i of the answer gets number i. How many numbers have been used up before the first new token?",
 ):
-    answer, memory = whole(PROMPT, 8, 7), Memory()
+    ran = resumed(oracle("minikv.logits"), go_on, PROMPT, 3, 5, 7)
+    read = [*PROMPT, *whole(oracle("minikv.logits"), PROMPT, 3, 7)]
     expect(
-        go_on(memory, PROMPT, answer[:3], 5, seed=7),
-        whole(PROMPT, 8, 7)[3:],
+        ran.answer,
+        whole(oracle("minikv.logits"), PROMPT, 8, 7)[3:],
         "seed 7, after three tokens",
         mistakes={
-            "The random numbers start anew: the fourth token gets the first number again.": lambda got: (
-                got == whole(PROMPT + answer[:3], 5, 7)
+            "The random numbers start anew: the fourth token gets the first number again.": whole(
+                oracle("minikv.logits"), read, 5, 7
             ),
-            "This is the greedy answer: where is the seed?": lambda got: (
-                got == whole(PROMPT + answer[:3], 5)
+            "This is the greedy answer: where is the seed?": whole(
+                oracle("minikv.logits"), read, 5
             ),
         },
     )
-    expect(memory.computed, len(PROMPT) + 3 + 4, "tokens computed to resume and write five more")
+    expect(ran.computed, len(PROMPT) + 3 + 4, "tokens computed to resume and write five more")
     expect(
-        go_on(holding(PROMPT), PROMPT, answer[:6], 2, seed=7),
-        whole(PROMPT, 8, 7)[6:],
+        resumed(oracle("minikv.logits"), go_on, PROMPT, 6, 2, 7, held=len(PROMPT)).answer,
+        whole(oracle("minikv.logits"), PROMPT, 8, 7)[6:],
         "seed 7, after six tokens, the prompt still cached",
         mistakes={
             "The numbers that are used up do not depend on what is cached: count the given tokens.": lambda got: (
@@ -907,11 +993,21 @@ with check(
             )
         },
     )
+    expect(
+        resumed(oracle("minikv.logits"), go_on, PROMPT, 3, 5, 0).answer,
+        whole(oracle("minikv.logits"), PROMPT, 8, 0)[3:],
+        "seed 0, after three tokens",
+        mistakes={
+            "Seed 0 is a seed: only `None` means greedy.": whole(
+                oracle("minikv.logits"), [*PROMPT, *whole(oracle("minikv.logits"), PROMPT, 3, 0)], 5
+            )
+        },
+    )
     ### BEGIN HIDDEN TESTS
     draw = hidden_random()
     seed, end = draw.randint(0, 10**6), draw.randint(1, 7)
-    answer = whole(PROMPT, 8, seed)
-    expect(go_on(Memory(), PROMPT, answer[:end], 8 - end, seed=seed), answer[end:])
+    ran = resumed(oracle("minikv.logits"), go_on, PROMPT, end, 8 - end, seed)
+    expect(ran.answer, whole(oracle("minikv.logits"), PROMPT, 8, seed)[end:], "another seed")
     ### END HIDDEN TESTS
 
 # %% [markdown] id="resume-cost"
@@ -934,7 +1030,12 @@ with check(
     why="What a preemption costs is known beforehand. So one can weigh it against copying the blocks elsewhere.",
     hint="Which tokens have K and V at the moment of the preemption? The one that was given last has not been fed back yet.",
 ):
-    expect(computed_in_all(5, 8, []), 12, "a prompt of 5 and 8 new ones, never preempted")
+    expect(
+        computed_in_all(5, 8, []),
+        12,
+        "a prompt of 5 and 8 new ones, never preempted",
+        mistakes={"The last token is never fed back.": 13},
+    )
     expect(
         computed_in_all(5, 8, [3]),
         19,
@@ -949,7 +1050,7 @@ with check(
     )
     engine = oracle("minikv.Engine")(model, num_blocks=16, block_size=4, prefix_caching=False)
     sampling = oracle("minikv.Sampling")(max_new_tokens=8, ignore_eos=True)
-    engine.add("a", PROMPT, sampling)
+    engine.add("a", list(PROMPT), sampling)
     while engine.has_work:
         (output,) = engine.step()
         if len(output.tokens) in (3, 5):
@@ -958,6 +1059,11 @@ with check(
         computed_in_all(len(PROMPT), 8, [3, 5]),
         output.computed_tokens,
         "minikv's own count, preempted after 3 and after 5 tokens",
+        mistakes={
+            "Each preemption loses everything, not only what came since the last one.": lambda got: (
+                got in (3 * len(PROMPT) + 10, 3 * len(PROMPT) + 11, 2 * len(PROMPT) + 11)
+            )
+        },
     )
     ### BEGIN HIDDEN TESTS
     draw = hidden_random()

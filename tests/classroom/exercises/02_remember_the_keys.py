@@ -72,6 +72,21 @@ class Freeing:
     def step(self, q, k, v):
 """
 
+HOARDING = """\
+everything = {}
+
+class Freeing:
+    def __init__(self, window):
+        self.window = window
+        everything[id(self)] = torch.zeros(2, 0, 8, dtype=torch.float64)
+
+    def step(self, q, k, v):
+        everything[id(self)] = torch.cat((everything[id(self)], torch.stack((k, v))), dim=1)
+        k, v = everything[id(self)]
+        self.k, self.v = k[-self.window :].clone(), v[-self.window :].clone()
+        return window_head(q, k, v, self.window)
+"""
+
 WRONG = [
     Wrong(
         "e02-reserved", "e02-reserved-rows", "score of 0 is not a weight of 0",
@@ -193,6 +208,14 @@ def attend_by_position(q, q_positions, k, v, kv_positions):
         counting(read="sum(min(start + piece, prompt) for start in range(0, prompt, piece)) + sum(range(prompt + 1, prompt + new))"),
     ),
     Wrong(
+        "e02-counting", "e02-counting-pieces", "one step too many",
+        counting(read="sum(range(0, prompt, piece)) + sum(range(prompt, prompt + new))"),
+    ),
+    Wrong("e02-counting", "e02-counting-pieces", "cut into pieces as well", counting(read="sum(range(0, prompt + new - 1, piece))")),
+    Wrong("e02-counting", "e02-counting-pieces", "cut into pieces as well", counting(read="sum(range(0, prompt + new, piece))")),
+    Wrong("e02-counting", "e02-counting-pieces", "These are the scores", counting(read="sum(range(1, prompt + new))")),
+    Wrong("e02-bug", "e02-bug-pieces", "is forgotten", conversation(after="self.length = len(tokens)")),
+    Wrong(
         "e02-bug", "e02-bug-pieces", "counts the last step's tokens twice",
         conversation(after="self.length = int(positions[-1]) + len(tokens)"),
     ),
@@ -222,6 +245,36 @@ def attend_by_position(q, q_positions, k, v, kv_positions):
         FREEING + """\
         k, v = torch.cat((self.k, k)), torch.cat((self.v, v))
         self.k, self.v = k[2 - self.window :].clone(), v[2 - self.window :].clone()
+        return window_head(q, k, v, self.window)""",
+    ),
+    Wrong(
+        "e02-window", "e02-window-pieces", "a row too few",
+        FREEING + """\
+        k, v = torch.cat((self.k, k)), torch.cat((self.v, v))
+        self.k, self.v = k[2 - self.window :].clone(), v[2 - self.window :].clone()
+        return window_head(q, k, v, self.window)""",
+    ),
+    Wrong(
+        "e02-window", "e02-window-pieces", "fewer rows than queries",
+        FREEING + """\
+        self.k = torch.cat((self.k, k))[-self.window :].clone()
+        self.v = torch.cat((self.v, v))[-self.window :].clone()
+        return window_head(q, self.k, self.v, self.window)""",
+    ),
+    Wrong(
+        "e02-window", "e02-window-single", "x[-0:] is the whole of x",
+        FREEING + """\
+        k, v = torch.cat((self.k, k)), torch.cat((self.v, v))
+        self.k, self.v = k[-(self.window - 1) :].clone(), v[-(self.window - 1) :].clone()
+        return window_head(q, k, v, self.window)""",
+    ),
+    *(Wrong("e02-window", check, "kept elsewhere", HOARDING) for check in ("e02-window-single", "e02-window-pieces")),
+    Wrong(
+        "e02-window", "e02-window-single", "not the storage",
+        FREEING.replace("self.window,", "self.window, self.all_k, self.all_v,").replace("= window,", "= window, [], [],") + """\
+        self.all_k, self.all_v = [*self.all_k, k.numpy().copy()], [*self.all_v, v.numpy().copy()]
+        k, v = (torch.from_numpy(np.concatenate(each)) for each in (self.all_k, self.all_v))
+        self.k, self.v = k[-self.window :].clone(), v[-self.window :].clone()
         return window_head(q, k, v, self.window)""",
     ),
 ]  # fmt: skip
@@ -294,7 +347,8 @@ def kept_rows_read(prompt, new, piece):
         for at in range(len(q)):
             k_at, v_at = torch.cat((self.k, k[at : at + 1])), torch.cat((self.v, v[at : at + 1]))
             q[at] = window_head(q[at : at + 1], k_at, v_at, self.window)[0]
-            self.k, self.v = k_at[-(self.window - 1) :].clone(), v_at[-(self.window - 1) :].clone()
+            first = max(0, len(k_at) - (self.window - 1))
+            self.k, self.v = k_at[first:].clone(), v_at[first:].clone()
         return q""",
     ),
     Right(

@@ -95,6 +95,39 @@ def make_room(new, tables, tokens, free, block_size):
             tables[name].append(free.pop())""",
     ),
     Wrong(
+        "e05-room", "e05-room-many", "only whether the last block is full",
+        """\
+def make_room(new, tables, tokens, free, block_size):
+    for name, more in new.items():
+        table = tables.setdefault(name, [])
+        if tokens.get(name, 0) == len(table) * block_size:
+            table.append(free.pop())
+        tokens[name] = tokens.get(name, 0) + more""",
+    ),
+    Wrong(
+        "e05-room", "e05-room-many", "must change the list that you are given",
+        """\
+def make_room(new, tables, tokens, free, block_size):
+    for name, more in new.items():
+        tokens[name] = tokens.get(name, 0) + more
+        table = tables.setdefault(name, [])
+        while len(table) * block_size < tokens[name]:
+            table.append(free[0])
+            free = free[1:]""",
+    ),
+    Wrong(  # how many are lacking
+        "e05-room", "e05-room-refused", "not how many are lacking",
+        """\
+def make_room(new, tables, tokens, free, block_size):
+    after = {name: tokens.get(name, 0) + more for name, more in new.items()}
+    needed = {name: math.ceil(n / block_size) - len(tables.get(name, [])) for name, n in after.items()}
+    if sum(needed.values()) > len(free):
+        raise MemoryError(f"{sum(needed.values()) - len(free)} too few, {len(free)} free")
+    for name, blocks in needed.items():
+        tables.setdefault(name, []).extend(free.pop() for _ in range(blocks))
+    tokens.update(after)""",
+    ),
+    Wrong(
         "e05-room", "e05-room-refused", "Somebody got blocks before",
         """\
 def make_room(new, tables, tokens, free, block_size):
@@ -159,14 +192,32 @@ def merge(parts):
         out, total, largest = out * shrink[:, None] + o * weight[:, None], total * shrink + weight, new
     return out / total[:, None], largest + total.log()""",
     ),
-    # 4. find the bug
-    Wrong("e05-bug", "e05-bug-left", "which was A's", BATCH.format(tables=": len(rows)", lengths="rows")),
-    Wrong("e05-bug", "e05-bug-left", "Every sequence looks up sequence 0's table", BATCH.format(tables="[0] * len(rows)", lengths="rows")),
-    Wrong("e05-bug", "e05-bug-left", "you take A's length", BATCH.format(tables="rows", lengths=": len(rows)")),
     Wrong(
-        "e05-bug", "e05-bug-order", "your rows are in order, the batch is not",
-        BATCH.format(tables="sorted(running)", lengths="sorted(running)"),
+        "e05-merge", "e05-merge-two", "merge gives one tensor",
+        """\
+def merge(parts):
+    log_sums = torch.stack([s for _, s in parts])
+    return (log_sums.softmax(0)[:, :, None] * torch.stack([o for o, _ in parts])).sum(0)""",
     ),
+    Wrong(
+        "e05-merge", "e05-merge-two", "add up to more than 1",
+        """\
+def merge(parts):
+    log_sums = torch.stack([s for _, s in parts])
+    weights = (log_sums - log_sums.amax(0)).exp()
+    return (weights[:, :, None] * torch.stack([o for o, _ in parts])).sum(0), log_sums.logsumexp(0)""",
+    ),
+    # 4. find the bug
+    Wrong(
+        "e05-bug", "e05-bug-left", "While A was there, the same query of B gave the right answer",
+        BATCH.format(tables=": len(rows)", lengths=": len(rows)"),
+    ),
+    Wrong("e05-bug", "e05-bug-left", "they are not B's", BATCH.format(tables=": len(rows)", lengths="rows")),
+    Wrong("e05-bug", "e05-bug-left", "Every sequence looks up sequence 0's table", BATCH.format(tables="[0] * len(rows)", lengths="rows")),
+    Wrong("e05-bug", "e05-bug-left", "B reads its own blocks now", BATCH.format(tables="rows", lengths=": len(rows)")),
+    Wrong("e05-bug", "e05-bug-order", "come out otherwise than alone", BATCH.format(tables="sorted(running)", lengths="sorted(running)")),
+    Wrong("e05-bug", "e05-bug-order", "they are not B's", BATCH.format(tables="sorted(running)", lengths="rows")),
+    Wrong("e05-bug", "e05-bug-order", "not the right number", BATCH.format(tables="rows", lengths="sorted(running)")),
     # 5. which block size
     Wrong(
         "e05-measure", "e05-measure-empty", "each sequence's own share",
@@ -184,6 +235,20 @@ def measure(lengths, block_size):
     ),
     Wrong(
         "e05-measure", "e05-measure-empty", "one block too many",
+        """\
+def measure(lengths, block_size):
+    blocks = sum(n // block_size + 1 for n in lengths)
+    return 1 - sum(lengths) / (blocks * block_size), blocks / len(lengths)""",
+    ),
+    Wrong(
+        "e05-measure", "e05-measure-empty", "not per cent",
+        """\
+def measure(lengths, block_size):
+    blocks = sum(math.ceil(n / block_size) for n in lengths)
+    return round(100 - 100 * sum(lengths) / (blocks * block_size), 1), blocks / len(lengths)""",
+    ),
+    Wrong(
+        "e05-measure", "e05-measure-table", "one block too many",
         """\
 def measure(lengths, block_size):
     blocks = sum(n // block_size + 1 for n in lengths)

@@ -155,6 +155,12 @@ WRONG = [
         "        free[free.index(min(free))] += length\n"
         "    return places * max(free) - sum(lengths)",
     ),
+    Wrong(
+        "e07-idle", "e07-idle-continuous", "cut in pieces",
+        STATIC + "def continuous_idle(lengths, places):\n"
+        "    return places * max(max(lengths), -(-sum(lengths) // places)) - sum(lengths)"
+    ),
+    Wrong("e07-idle", "e07-idle-continuous", "empty for a step", STATIC + "continuous_idle = static_idle"),
     Wrong("e07-granted", "e07-granted-fits", "room for one more", granted("slots - prompt")),
     Wrong("e07-granted", "e07-granted-fits", "one too many", granted("slots - prompt + 2")),
     Wrong(
@@ -168,6 +174,10 @@ WRONG = [
         plan(most="budget"),
     ),
     Wrong("e07-step", "e07-step-plan", "b decodes and must get its token", plan(order="jobs")),
+    Wrong(
+        "e07-step", "e07-step-plan", "still a prompt",
+        plan(order="sorted(jobs, key=lambda job: job.prompt + job.given - job.computed != 1)"),
+    ),
     Wrong("e07-step", "e07-step-plan", "more tokens than it has", plan(pending="10**9 if job.given == 0 else 1")),
     Wrong("e07-step", "e07-step-plan", "nothing is not in the dict", plan(when="True")),
     Wrong(
@@ -240,6 +250,16 @@ WRONG = [
         "waits and holds one",
         give(stop="pass").replace("list(queue.running)", "queue.running"),
     ),
+    Wrong(
+        "e07-resume", "e07-resume-again", "changed the prompt that you were given",
+        go_on().replace("text, rng = prompt + given, random.Random(seed)", "text, rng = prompt, random.Random(seed)\n    text += given"),
+    ),
+    Wrong("e07-resume", "e07-resume-new", "changed the prompt", go_on("prompt").replace("text = text + [", "text += [")),
+    Wrong(
+        "e07-resume", "e07-resume-new", "computed nothing",
+        go_on().replace("text, rng = prompt", "memory, text, rng = Memory(model), prompt"),
+    ),
+    Wrong("e07-resume", "e07-resume-seed", "only `None` means greedy", go_on().replace("if seed is not None", "if seed")),
     Wrong("e07-resume", "e07-resume-new", "prompt is part", go_on(end="text")),
     Wrong(
         "e07-resume", "e07-resume-new", "last new token was computed",
@@ -269,6 +289,16 @@ WRONG = [
     Wrong(
         "e07-cost", "e07-cost-count", "answer's K and V are gone",
         "def computed_in_all(prompt, new, after):\n    return prompt + new - 1 + len(after) * prompt",
+    ),
+    Wrong(
+        "e07-cost", "e07-cost-count", "never fed back",
+        "def computed_in_all(prompt, new, after):\n    return prompt + new + sum(prompt + given - 1 for given in after)",
+    ),
+    Wrong(
+        "e07-cost", "e07-cost-count", "not only what came since",
+        "def computed_in_all(prompt, new, after):\n"
+        "    since = [end - begin for begin, end in zip([0, *after], after)]\n"
+        "    return prompt + new - 1 + sum(prompt + given - 1 for given in since)",
     ),
 ]  # fmt: skip
 
