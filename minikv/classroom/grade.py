@@ -44,7 +44,11 @@ def grade(
     """Grade each of ``handed``, ``jobs`` at a time; in the order given, and ``done`` is called as each is finished."""
 
     def one(each: Handed) -> Graded:
-        graded = _grade_one(assignment, each, limits, secret, void)
+        try:
+            graded = _grade_one(assignment, each, limits, secret, void)
+        except Exception as wrong:  # whatever one submission does to the grader, the others get their marks
+            why = f"the grader failed on it ({type(wrong).__name__}: {wrong}): please look at it by hand"
+            graded = Graded(marks.unreadable(assignment, each, why, void), Work())
         done(graded.mark)
         return graded
 

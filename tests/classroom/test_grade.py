@@ -20,9 +20,11 @@ from typing import Any
 import pytest
 
 from minikv.classroom import __main__ as command
-from minikv.classroom import exercises
+from minikv.classroom import exercises, grade
 from minikv.classroom.grading import feedback, marks, submissions, supervise
-from minikv.classroom.grading.run import Verdict
+from minikv.classroom.grading.rebuild import Piece
+from minikv.classroom.grading.run import Limits, Ran, Verdict, _settle
+from minikv.classroom.grading.submissions import Handed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the grader needs process groups and pipes: there it runs in a container")
 
@@ -115,6 +117,17 @@ WRONG = {
     "e90-shout": "def shout(text):\n    return 0",
     "e90-mean": "def middle(values):\n    return 0",
 }
+
+
+GARBAGE = """\
+import os
+for number in os.listdir(f"/proc/{os.getppid()}/fd"):
+    try:
+        with open(f"/proc/{os.getppid()}/fd/{number}", "wb", buffering=0) as pipe:
+            pipe.write(b'{"end": 9999}\\ngarbage\\n')
+    except OSError:
+        pass
+"""
 
 
 @pytest.fixture(scope="module")
@@ -362,6 +375,8 @@ ALL: dict[str, tuple[Callable[[Path], Any], float, str, str]] = {
     "rebinds expect": (lambda s: stubs(s, e90_double=REBIND), 0, "ok", "patches what is not its own"),
     "reads its neighbours": (lambda s: solved(s, e90_shout=NEIGHBOURS), 4, "ok", "reads or writes files"),
     "smuggles": (lambda s: solved(s, e90_double=SMUGGLE), 4, "ok", ""),
+    "half a character": (lambda s: solved(s, e90_shout="# \ud83d\n" + RIGHT["e90-shout"]), 6, "ok", ""),
+    "garbage in the report": (lambda s: solved(s, e90_shout=GARBAGE), 4, "partial", "e90-shout was taken out: it ended the run"),
     "takes minikv's": (lambda s: solved(s, e90_shout="from minikv.cache.blocks import blocks_for as shout"), 4, "partial", "not given"),
     "uses a check's name": (lambda s: solved(s, e90_shout="def shout(text):\n    return number"), 4, "ok", "only the checks define"),
     "=cmd()": (solved, 6, "ok", ""),
@@ -607,6 +622,36 @@ def test_what_a_teacher_mistypes_is_said(source, tmp_path, capsys):
     assert command.main(["grade", str(source.parent), str(tmp_path), "--csv", str(tmp_path / "g.csv")]) == 1
     assert "name one file" in capsys.readouterr().err
     assert not (tmp_path / "g.csv").exists()
+
+
+@pytest.mark.parametrize("points", ["-1", "nan", "inf", "many"])
+def test_an_override_is_a_number_from_0_on(source, tmp_path, points):
+    (tmp_path / "o.csv").write_text(f"submission,exercise,points\na,1,{points}\n")
+    with pytest.raises(marks.MarksError, match=r"line 2: .* points a number from 0 on"):
+        marks.read_overrides(tmp_path / "o.csv", exercises.read(source))
+
+
+def test_one_submission_that_the_grader_cannot_bear_costs_the_others_nothing(source, monkeypatch):
+    def fails(assignment, handed, *rest):
+        if handed.who == "b":
+            raise RuntimeError("boom")
+        return before(assignment, handed, *rest)
+
+    before = grade._grade_one
+    monkeypatch.setattr(grade, "_grade_one", fails)
+    handed = [Handed(who, PurePosixPath(f"{who}.ipynb"), b"%PDF", (0.0,)) for who in "abc"]
+    found = grade.grade(exercises.read(source), handed, Limits(), jobs=2)
+    assert [each.mark.status for each in found] == ["unreadable"] * 3
+    assert "the grader failed on it (RuntimeError: boom)" in found[1].mark.look_at[0]
+
+
+def test_what_cannot_be_seen_may_be_hidden():
+    piece = Piece("a-check", "check", "", token="t", hidden_token="h")
+    report = {"stdout": "x", "passed": False, "ename": "ValueError", "evalue": "1354 257", "much": False}
+    for cut, hidden in ((False, False), (True, True)):
+        ran = Ran()
+        _settle(piece, {**report, "cut": cut}, ran)
+        assert ran.verdicts["a-check"].hidden is hidden
 
 
 def test_cells_that_would_be_formulas_are_text():

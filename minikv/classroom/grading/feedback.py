@@ -25,7 +25,7 @@ def write(folder: Path, mark: Mark, assignment: Assignment, void: Iterable[str])
     """Write the page of one submission; its path."""
     path = folder / f"{mark.path}.html"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(mark, assignment, void), encoding="utf-8")
+    path.write_text(page(mark, assignment, void), encoding="utf-8", errors="replace")
     return path
 
 
@@ -72,6 +72,6 @@ def export_answers(folder: Path, mark: Mark, work: Work, assignment: Assignment)
         own.mkdir(parents=True, exist_ok=True)
     for cell in assignment.of("answer", "manual"):
         if cell.id in work.answers:
-            (own / f"{cell.id}.py").write_text("\n\n".join(work.answers[cell.id]) + "\n", encoding="utf-8")
+            (own / f"{cell.id}.py").write_text("\n\n".join(work.answers[cell.id]) + "\n", encoding="utf-8", errors="replace")
         elif work.prose.get(cell.id):
-            (own / f"{cell.id}.md").write_text(work.prose[cell.id] + "\n", encoding="utf-8")
+            (own / f"{cell.id}.md").write_text(work.prose[cell.id] + "\n", encoding="utf-8", errors="replace")

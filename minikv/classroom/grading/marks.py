@@ -110,8 +110,10 @@ def read_overrides(path: Path, assignment: Assignment) -> dict[tuple[str, int], 
     for number, row in enumerate(_rows(path, ("submission", "exercise", "points")), 2):
         try:
             exercise, points = int(row["exercise"]), float(row["points"])
+            if not 0 <= points < float("inf"):
+                raise ValueError
         except (TypeError, ValueError):
-            raise MarksError(f"{path}, line {number}: exercise and points are numbers") from None
+            raise MarksError(f"{path}, line {number}: exercise is a whole number, points a number from 0 on") from None
         if exercise not in _graded(assignment):
             raise MarksError(f"{path}, line {number}: there is no exercise {exercise}")
         overrides[row["submission"].removeprefix("'"), exercise] = Override(points, row.get("reason") or "no reason given")

@@ -97,6 +97,7 @@ class Reporter:
             end=item.cell_num,
             passed=passed and watched.status == "ok",
             stdout=said[-TAIL:],
+            cut=len(said) > TAIL or watched.bytes > SHOWN_BYTES,
             ename=str(errors[0].ename)[:200] if errors else "",
             evalue=str(errors[0].evalue)[:TAIL] if errors else "",
             much=watched.bytes > SHOWN_BYTES,

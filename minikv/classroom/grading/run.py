@@ -30,6 +30,7 @@ from minikv.classroom.grading.submissions import Work
 STARTUP_S = 60.0
 STOP = threading.Event()
 """Set when the teacher has interrupted the grader: every submission that is running ends at once."""
+REPORT_OF_AN_END = {"passed", "stdout", "cut", "ename", "evalue", "much"}
 KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "TZ")
 """What a submission sees of the teacher's environment: no secrets, no proxies."""
 
@@ -131,6 +132,8 @@ def _follow(process: _Process, made: list[Piece], limits: Limits, until: float, 
             return current, f"was running when the submission's {limits.wall_s:g} s were up"
         if report is None:
             return current, f"did not end within {limits.cell_s:g} s" if current is not None else "the kernel did not start"
+        if report.get("closed") or not _about(report, len(made)):
+            return current, "ended the run"
         if "start" in report:
             current = report["start"]
             deadline = time.monotonic() + (max(limits.cell_s, STARTUP_S) if made[current].kind == "given" else limits.cell_s)
@@ -141,8 +144,6 @@ def _follow(process: _Process, made: list[Piece], limits: Limits, until: float, 
                 return None, None
         elif "gone" in report:
             return report["gone"], "printed without end" if report["why"] == "TooMuchOutput" else "ended the kernel"
-        elif report.get("closed"):
-            return current, "ended the run"
 
 
 def _settle(piece: Piece, report: dict[str, Any], ran: Ran) -> None:
@@ -158,7 +159,7 @@ def _settle(piece: Piece, report: dict[str, Any], ran: Ran) -> None:
     passed = report["passed"] and printed == 1 and lines[-1] == piece.token
     if printed and not passed:
         ran.forged.append(piece.name)
-    hidden = piece.hidden_token in report["stdout"]
+    hidden = report["cut"] or piece.hidden_token in report["stdout"]  # what cannot be seen may be hidden
     message = "" if passed else report["evalue"] if report["ename"] == "CheckFailed" else _foreign(report)
     ran.verdicts[piece.name] = Verdict(passed, message, hidden and not passed)
 
@@ -235,8 +236,20 @@ class _Process:
 
 
 def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    """The reports in ``lines``. A line that is none was not written by our plugin: then the run has ended."""
     for line in lines:
-        yield json.loads(line)
+        try:
+            report = json.loads(line)
+        except ValueError:
+            report = None
+        yield report if isinstance(report, dict) else {"closed": True}
+
+
+def _about(report: dict[str, Any], cells: int) -> bool:
+    """True when the report is about one of our ``cells`` and tells all that a report of its kind tells."""
+    places = [report[kind] for kind in ("start", "end", "gone") if kind in report]
+    told = report.keys() >= REPORT_OF_AN_END if "end" in report else "why" in report or "gone" not in report
+    return told and all(type(place) is int and 0 <= place < cells for place in places)
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -186,9 +186,15 @@ def _theirs(cell: dict[str, Any]) -> Theirs:
     metadata = _dict(cell.get("metadata"))
     source = cell.get("source", cell.get("input", ""))  # nbformat 3 calls it input
     text = "".join(map(str, source)) if isinstance(source, list) else str(source)
-    tags = tuple(str(tag) for tag in _list(metadata.get("tags")))
+    tags = tuple(_writable(tag) for tag in _list(metadata.get("tags")))
     grade_id = _dict(metadata.get("nbgrader")).get("grade_id", "")
-    return Theirs(str(cell.get("cell_type")), text.replace("\r\n", "\n"), str(grade_id), str(cell.get("id", "")), tags)
+    text = _writable(text).replace("\r\n", "\n")
+    return Theirs(_writable(cell.get("cell_type")), text, _writable(grade_id), _writable(cell.get("id", "")), tags)
+
+
+def _writable(value: Any) -> str:
+    """The text of ``value`` as a file can hold it: JSON may spell half a character, which nothing can write."""
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def _dict(value: Any) -> dict[str, Any]:
