@@ -138,7 +138,8 @@ def open_and_run(lab, chromium):
         page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
         page.wait_for_function(
             """() => {
-                const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].map(each => each.textContent);
+                const shown = [...document.querySelectorAll('.jp-CodeCell')].filter(each => !each.querySelector('.jp-InputPlaceholder'));
+                const prompts = shown.map(each => each.querySelector('.jp-InputPrompt').textContent);  // a folded cell has no number
                 return prompts.length && prompts.every(each => /\\d/.test(each));
             }"""
         )
