@@ -362,6 +362,7 @@ def test_an_entry_knows_its_children_and_what_hangs_on_them():
 # ---------------------------------------------------------------- case 13: a hash alone is never believed
 
 
+BLOCK_KEY = prefix.block_key
 WEAK = {
     "sha256": lambda parent, tokens: hashlib.sha256(parent + tokens).digest(),
     "one byte": lambda parent, tokens: hashlib.sha256(parent + tokens).digest()[:1],
@@ -506,7 +507,7 @@ class PrefixMachine(RuleBasedStateMachine):
             assert self.ear.keys == keys, "listeners are told exactly what can be found"
 
     def teardown(self):
-        prefix.block_key = WEAK["sha256"]
+        prefix.block_key = BLOCK_KEY
 
 
 def machine(hash_name: str, examples: int) -> type:
