@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,22 @@ from minikv.compiled.simd import Vector
 # there are none, and a score of -inf would make a nan.)
 REORDER = {"reassoc", "contract", "arcp", "nsz"}
 
+VECTOR_BYTES = 32
+"""A vector's size: one register of the AVX2 processors, two of ARM's. With twice as much, a tile of sums fills more registers than there are."""
+
 _keep: list[Any] = []  # compiled code lives as long as its object
 
 
 @functools.cache
 def _sources() -> str:
     """Eight letters that change when any source file with compiled code does."""
-    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(__file__).parents[1] / "cache" / "attention" / "cpu.py"]
+    files = [*sorted(Path(__file__).parent.glob("*.py")), *sorted((Path(__file__).parents[1] / "cache" / "attention").glob("cpu*.py"))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
+
+
+def lanes(dtype: torch.dtype, numbers: int) -> int:
+    """How many numbers a vector has where rows are ``numbers`` long: as many as fit that divide the length."""
+    return math.gcd(numbers, VECTOR_BYTES // dtype.itemsize)
 
 
 @functools.cache

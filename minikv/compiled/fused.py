@@ -1,9 +1,10 @@
-"""A product of few rows with what stands before and after it: norm, product, bias, SiLU, sum, in one call.
+"""A product with what stands before and after it: norm, product, bias, SiLU, sum, in one call.
 
 Between two products of a transformer stand small things: a norm, a bias, a gate, a sum. Each takes a microsecond of
-arithmetic, but as an operation of its own ten, most of it for being called. Here they ride along. Every thread
-normalises the few rows for itself (sooner done than waited for), takes a ticket for some of the matrix's rows,
-multiplies, and finishes the results while they are in the nearest cache.
+arithmetic, but as an operation of its own ten, most of it for being called, and with many rows each goes through memory
+once more. Here they ride along. A thread takes a ticket for some rows of x and some of the matrix, normalises the rows
+(every thread for itself: sooner done than waited for), multiplies, and finishes the results while they are in the
+nearest cache.
 """
 
 # What is compiled has no types to check: Numba infers them.
@@ -17,16 +18,16 @@ import numpy as np
 import torch
 from numba import carray, njit, types
 
-from minikv.compiled.cfunction import REORDER, compiled_function
+from minikv.compiled.cfunction import compiled_function, lanes
 from minikv.compiled.exponential import exp2
-from minikv.compiled.product import LANES, _products
+from minikv.compiled.product import CALLED, INLINE, products
 from minikv.compiled.simd import add_product, address_of, lanes_of, load, pointer_to, take_ticket, ticket_done, total, zeros
 
 # What the arguments are, by their place. Addresses of tensors: X [rows, inputs]; WEIGHT [outputs, inputs], or twice as many
 # rows when GATED; OUT [rows, outputs]; NORM [inputs] and BIAS [outputs], or 0 for none; EPS [1];
 # PICKED [rows], which rows of X are meant, or 0 for the first ones (with a NORM only). DONE counts the tickets done.
 TICKET, X, ROWS, INPUTS, NORM, EPS, WEIGHT, BIAS, OUT, OUTPUTS, GATED, ADDS, DONE, PICKED, FIELDS = range(15)
-OUTPUTS_A_TICKET = 32
+OUTPUTS_A_TICKET, ROWS_A_TICKET = 32, 48
 
 
 def fused_product(dtype: torch.dtype, inputs: int) -> int:
@@ -35,48 +36,71 @@ def fused_product(dtype: torch.dtype, inputs: int) -> int:
     With p = norm(x) @ weight.T + bias, it computes out = p, or out += p when ADDS, or out = silu(gate) * up when GATED:
     gate is the first half of p's columns, up the second.
     """
-    return compiled_function(_fused, dtype, math.gcd(inputs, LANES))
+    return compiled_function(_fused, dtype, lanes(dtype, inputs))
+
+
+def tickets(rows: int, outputs: int) -> int:
+    """How many tickets the product has."""
+    return -(-rows // ROWS_A_TICKET) * -(-outputs // OUTPUTS_A_TICKET)
 
 
 def _fused(arguments):
-    """What each thread does: normalise, then take the next few outputs until none is left."""
+    """What each thread does: take the next few rows and outputs until none is left."""
     a = carray(pointer_to(address_of(arguments), types.int64), (FIELDS,))
     rows, inputs, outputs, parts = a[ROWS], a[INPUTS], a[OUTPUTS], 1 + a[GATED]
-    x = carray(pointer_to(a[X], arguments), (rows, inputs))
     weight = carray(pointer_to(a[WEIGHT], arguments), (parts * outputs, inputs))
     out = carray(pointer_to(a[OUT], arguments), (rows, outputs))
     zero = zeros(arguments)
-    if a[NORM]:
-        norm = carray(pointer_to(a[NORM], arguments), (inputs,))
-        eps = carray(pointer_to(a[EPS], arguments), (1,))[0]
-        picked = carray(pointer_to(a[PICKED], types.int64), (rows,))
-        normed = np.empty((rows, inputs), x.dtype)
-        for r in range(rows):
-            rms_norm(zero, x[picked[r] if a[PICKED] else r], norm, eps, normed[r])
-        x = normed
-    results = np.empty((2, rows, OUTPUTS_A_TICKET), x.dtype)  # gate and up, or only the first
+    x, x_first = input_rows(zero, arguments, a), -1
+    results = np.empty((2, min(rows, ROWS_A_TICKET), OUTPUTS_A_TICKET), out.dtype)  # gate and up, or only the first
+    columns = -(-outputs // OUTPUTS_A_TICKET)
     while True:
-        first = take_ticket(address_of(arguments)) * OUTPUTS_A_TICKET
-        if first >= outputs:
+        ticket = take_ticket(address_of(arguments))
+        first_row, first = ticket // columns * ROWS_A_TICKET, ticket % columns * OUTPUTS_A_TICKET
+        if first_row >= rows:
             break
-        count = min(OUTPUTS_A_TICKET, outputs - first)
+        num_rows, count = min(ROWS_A_TICKET, rows - first_row), min(OUTPUTS_A_TICKET, outputs - first)
+        if first_row != x_first:
+            x, x_first = take_rows(zero, arguments, a, x, first_row, num_rows), first_row
         for part in range(parts):
-            _products(zero, x, weight[part * outputs + first :], results[part], 0, count)
+            matrix = weight[part * outputs + first :]
+            products(zero, x[:num_rows], matrix, results[part], 0, count, matrix[4:])
         if a[BIAS]:
             bias = carray(pointer_to(a[BIAS], arguments), (outputs,))
-            for r in range(rows):
+            for r in range(num_rows):
                 _add(bias[first:], results[0, r], count)
-        for r in range(rows):
+        for r in range(num_rows):
             if a[GATED]:
                 _gate(results[0, r], results[1, r], count)
             if a[ADDS]:
-                _add(out[r, first:], results[0, r], count)
+                _add(out[first_row + r, first:], results[0, r], count)
             for o in range(count):
-                out[r, first + o] = results[0, r, o]
+                out[first_row + r, first + o] = results[0, r, o]
         ticket_done(address_of(arguments) + 8 * DONE)
 
 
-@njit(fastmath=REORDER, error_model="numpy", forceinline=True)
+@njit(**INLINE)
+def input_rows(zero, arguments, a):
+    """Room for the rows of a ticket once they are normalised; without a norm, nothing."""
+    return np.empty((min(a[ROWS], ROWS_A_TICKET) if a[NORM] else 0, a[INPUTS]), carray(pointer_to(a[X], arguments), (1,)).dtype)
+
+
+@njit(**INLINE)
+def take_rows(zero, arguments, a, room, first, count):
+    """The rows from ``first`` on, normalised in ``room``, or without a norm where they are."""
+    inputs = a[INPUTS]
+    if not a[NORM]:
+        return carray(pointer_to(a[X] + first * inputs * room.itemsize, arguments), (count, inputs))
+    x = carray(pointer_to(a[X], arguments), (a[ROWS], inputs))
+    norm = carray(pointer_to(a[NORM], arguments), (inputs,))
+    eps = carray(pointer_to(a[EPS], arguments), (1,))[0]
+    picked = carray(pointer_to(a[PICKED], types.int64), (a[ROWS],))
+    for r in range(count):
+        rms_norm(zero, x[picked[first + r] if a[PICKED] else first + r], norm, eps, room[r])
+    return room
+
+
+@njit(**CALLED)
 def rms_norm(zero, x, weight, eps, out):
     """out = x / sqrt(mean(x ** 2) + eps) * weight; ``out`` may be ``x``."""
     squares = zero
@@ -88,13 +112,13 @@ def rms_norm(zero, x, weight, eps, out):
         out[i] = x[i] * scale * weight[i]
 
 
-@njit(fastmath=REORDER, error_model="numpy", forceinline=True)
+@njit(**CALLED)
 def _add(x, out, count):
     for i in range(count):
         out[i] += x[i]
 
 
-@njit(fastmath=REORDER, error_model="numpy", forceinline=True)
+@njit(**CALLED)
 def _gate(gate, up, count):
     """gate = silu(gate) * up, where silu(g) = g / (1 + e ** -g); the power is taken of -|g|, so that it is never huge."""
     log2_e, one = gate.dtype.type(1 / math.log(2)), gate.dtype.type(1)

@@ -69,20 +69,75 @@ def store(context, row, at, value):
     return types.void(row, types.intp, value), code
 
 
+def _row_at(context, builder, array_type, array, row, at):
+    """Pointer to array[row, at]; a row's numbers lie behind each other. No index counts from the end, so nothing is checked."""
+    table = make_array(array_type)(context, builder, array)
+    stride = builder.extract_value(table.strides, 0)  # bytes
+    start = builder.gep(builder.bitcast(table.data, ir.IntType(8).as_pointer()), [builder.mul(row, stride)])
+    return builder.gep(builder.bitcast(start, table.data.type), [at])
+
+
 @intrinsic
-def prefetch(context, row, at):
-    """Begin to bring row[at], and what shares its cache line, into the cache; do not wait for it."""
+def load_at(context, like, table, row, at):
+    """table[row, at : at + lanes] as a vector like ``like``.
+
+    As ``load`` of ``table[row]``, but Python's rule for negative indices costs three instructions a row: a tile of twelve
+    products over 64 numbers takes 15 % longer with it.
+    """
 
     def code(context, builder, signature, arguments):
-        data = make_array(signature.args[0])(context, builder, arguments[0]).data
-        pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        pointer = _row_at(context, builder, signature.args[1], arguments[1], arguments[2], arguments[3])
+        return builder.load(builder.bitcast(pointer, context.get_value_type(like).as_pointer()), align=_align(like))
+
+    return like(like, table, types.intp, types.intp), code
+
+
+@intrinsic
+def store_at(context, table, row, at, value):
+    """table[row, at : at + lanes] = value."""
+
+    def code(context, builder, signature, arguments):
+        pointer = _row_at(context, builder, signature.args[0], arguments[0], arguments[1], arguments[2])
+        builder.store(arguments[3], builder.bitcast(pointer, context.get_value_type(value).as_pointer()), align=_align(value))
+        return context.get_dummy_value()
+
+    return types.void(table, types.intp, types.intp, value), code
+
+
+@intrinsic
+def number(context, row, at):
+    """row[at], without a check for negative indices."""
+
+    def code(context, builder, signature, arguments):
+        return builder.load(builder.gep(make_array(signature.args[0])(context, builder, arguments[0]).data, [arguments[1]]))
+
+    return row.dtype(row, types.intp), code
+
+
+@intrinsic
+def number_at(context, table, row, at):
+    """table[row, at], without a check for negative indices."""
+
+    def code(context, builder, signature, arguments):
+        return builder.load(_row_at(context, builder, signature.args[0], arguments[0], arguments[1], arguments[2]))
+
+    return table.dtype(table, types.intp, types.intp), code
+
+
+@intrinsic
+def prefetch_at(context, table, row, at):
+    """Begin to bring table[row, at], and what shares its cache line, into the cache; do not wait for it."""
+
+    def code(context, builder, signature, arguments):
+        pointer = _row_at(context, builder, signature.args[0], arguments[0], arguments[1], arguments[2])
+        pointer = builder.bitcast(pointer, ir.IntType(8).as_pointer())
         number = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         builder.call(function, [pointer, number(0), number(3), number(1)])  # to read, keep it near, data
         return context.get_dummy_value()
 
-    return types.void(row, types.intp), code
+    return types.void(table, types.intp, types.intp), code
 
 
 @intrinsic
@@ -111,6 +166,16 @@ def add(context, a, b):
 
     def code(context, builder, signature, arguments):
         return builder.fadd(*arguments, flags=ADD_IN_ANY_ORDER)
+
+    return a(a, b), code
+
+
+@intrinsic
+def larger(context, a, b):
+    """The larger of a and b, lane by lane; b where one is nan."""
+
+    def code(context, builder, signature, arguments):
+        return builder.select(builder.fcmp_ordered(">", *arguments), *arguments)
 
     return a(a, b), code
 

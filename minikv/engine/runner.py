@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from minikv.engine.scheduler import Plan
 
 if TYPE_CHECKING:
-    from minikv.engine.decode import CompiledStep
+    from minikv.engine.compiled_step import CompiledStep
     from minikv.model.weights import Model
 
 
@@ -59,7 +59,7 @@ class Runner(Protocol):
 class TorchRunner:
     """Runs ``model`` over a paged pool of ``num_blocks`` blocks on the model's own device and dtype.
 
-    Steps of few tokens with the "cpu" attention go through the compiled forward pass of ``minikv.engine.decode``.
+    Steps with the "cpu" attention go through the compiled forward pass of ``minikv.engine.compiled_step``.
     """
 
     def __init__(self, model: Model, num_blocks: int, block_size: int, attention: str = "auto") -> None:
@@ -70,11 +70,11 @@ class TorchRunner:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.vocab, self.max_context = model.shape.vocab, model.shape.max_context
         self.tokenizer, self.stop_tokens = model.tokenizer, model.stop_tokens
-        self.few: CompiledStep | None = None
+        self.compiled: CompiledStep | None = None
         if self.kv.attention.__module__ == "minikv.cache.attention.cpu":
-            from minikv.engine.decode import CompiledStep  # not above: on a GPU nothing is compiled by Numba
+            from minikv.engine.compiled_step import CompiledStep  # not above: on a GPU nothing is compiled by Numba
 
-            self.few = CompiledStep(model)
+            self.compiled = CompiledStep(model)
 
     def content(self) -> dict[str, str]:
         return {"model": self.model.fingerprint, "dtype": str(self.kv.pool.dtype)}
@@ -97,8 +97,8 @@ class TorchRunner:
             self.kv.copy_blocks(plan.copies)
             plan.copies.clear()  # done, whatever happens to the rest of the step
             step = self.kv.begin(plan.pieces)
-            if self.few is not None and self.few.can(self.kv, step):
-                logits = self.few(self.kv, step)  # [rows, vocab]
+            if self.compiled is not None and self.compiled.can(self.kv, step):
+                logits = self.compiled(self.kv, step)  # [rows, vocab]
             else:
                 logits = self.model(step.token_ids, step.positions, self.kv, step.logit_rows)
             tokens, logprobs = choose(logits, plan.draws) if plan.draws else ([], [])

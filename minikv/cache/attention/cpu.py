@@ -1,14 +1,15 @@
-"""Paged attention on a CPU, as fast as memory is: a compiled loop that walks the block table.
+"""Paged attention on a CPU, as fast as memory and arithmetic are: a compiled loop that walks the block table.
 
 Decoding reads every K and V of a sequence once and does little with them, so the time is that of the reading. To
 gather the blocks into one tensor first would read and write them once more: several times slower. Instead, one thread
-takes one sequence and one KV head and goes through the table block by block, for all the query heads that share this
-KV head (they find it in the nearest cache). Softmax needs all the scores before the first weight; the *online* softmax
-of FlashAttention (arXiv 2205.14135) does without: it keeps the largest score met so far, and when a larger one turns
-up, what was summed under the old one is scaled down.
+takes a *tile*, some queries of one sequence with all the query heads that share a KV head, and goes through the table
+block by block. Softmax needs all the scores before the first weight; the *online* softmax of FlashAttention
+(arXiv 2205.14135) does without: it keeps the largest score met so far, and when a larger one turns up, what was summed
+under the old one is scaled down.
 
-A long piece of a prompt is another matter. Each K and V is used for hundreds of queries, so that arithmetic counts,
-and gathering is small beside it: gather once, then torch's own attention with a mask.
+A chunk of a prompt is no other matter: it is cut into tiles, and a tile of many rows uses each K and V, once it is in the
+nearest cache, for all of them. A tile ends at the last token that its queries see, so that most of the future is never
+touched. A decode step of a long sequence is cut along the context instead, when there are too few tiles for the threads.
 """
 
 # What is compiled has no types to check: Numba infers them.
@@ -19,52 +20,47 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numba import carray, njit, types
 from torch import Tensor
 
+from minikv.cache.attention.cpu_many import LOWEST, VECTORS, scores_of_many, weigh_many
+from minikv.cache.attention.cpu_values import add_values
 from minikv.compiled import threads
-from minikv.compiled.cfunction import REORDER, compiled_function
+from minikv.compiled.cfunction import REORDER, compiled_function, lanes
 from minikv.compiled.exponential import exp2
-from minikv.compiled.fused import rms_norm
+from minikv.compiled.product import CALLED, INLINE, products
 from minikv.compiled.simd import (
-    add,
     add_product,
     address_of,
     lanes_of,
     load,
+    load_at,
     pointer_to,
-    prefetch,
+    prefetch_at,
     store,
     take_ticket,
     ticket_done,
-    total,
-    totals,
     zeros,
 )
 
 if TYPE_CHECKING:
     from minikv.cache.paged import StepTensors
 
-# Up to so many query tokens a sequence are attended in the loop, more by gathering. Measured: at 16 tokens the loop takes
-# 0.5 (context 64) to 1.1 (context 1,000) of the time, at 32 tokens 0.7 to 1.2, at 64 tokens 1.0 to 1.4.
-FEW_TOKENS = 16
+# A tile has at most so many rows, query tokens x query heads of a group: as many as the nearest caches hold with their scores.
+ROWS_A_TILE = 48
+# So many rows are taken in the lanes of vectors, fewer one by one.
+MANY_ROWS = 16
+# Tokens whose scores are turned into weights at once: with more, their values do not stay in the nearest cache.
+TOKENS_A_TILE = 128
 # A step that reads fewer bytes of K and V per layer than this runs on one thread: below it, two are no faster.
 ALONE_BYTES = 1 << 17
-# Scores that are turned into weights at once: 256 or 512 are some 5 % faster than 128.
-TILE = 256
-# Numbers in a vector, at most: head_dim must be a multiple.
-LANES = 16
-LOWEST = float(np.finfo(np.float32).min)  # finite: -inf - -inf would be nan
 
 # How many whole numbers the compiled loop takes (see ``_work``), and which of them are the same for all layers of a step.
-FIELDS, STEP, DONE = 29, slice(10, 23), 28
-
-INLINE: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy", "forceinline": True}
+FIELDS, STEP, DONE = 18, slice(6, 17), 17
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, layer: int, step: StepTensors) -> Tensor:
@@ -75,56 +71,76 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, layer: int, step: Step
 
 def kernel(dtype: torch.dtype, head_dim: int) -> int:
     """Address of the compiled loop."""
-    return compiled_function(_work, dtype, math.gcd(head_dim, LANES))
+    return compiled_function(_work, dtype, lanes(dtype, head_dim))
 
 
-def step_arguments(step: StepTensors, pool: Tensor, pieces: np.ndarray) -> tuple[int, ...]:
-    """The loop's arguments STEP; the caller keeps everything alive. A row of pieces: first, count, context, gathered or 0."""
+def tiles_of(pieces: list[tuple[int, int, int]], group: int) -> np.ndarray:
+    """The step's work as rows (first token, tokens, context, sequence), int64, that of most work first.
+
+    ``pieces`` are (first token, tokens, context length); a tile's context ends at its own last token.
+    """
+    most = max(1, ROWS_A_TILE // group)
+    rows = []
+    for sequence, (first, count, context) in enumerate(pieces):
+        for start in range(0, count, most):
+            tokens = min(most, count - start)
+            rows.append((first + start, tokens, context - count + start + tokens, sequence))
+    tiles = np.array(rows, np.int64)
+    return tiles[np.argsort(-tiles[:, 1] * tiles[:, 2], kind="stable")]
+
+
+def step_arguments(step: StepTensors, pool: Tensor, tiles: np.ndarray) -> tuple[int, ...]:
+    """The loop's arguments STEP; the caller keeps everything alive."""
     num_blocks, layers, _, kv_heads, block_size, head_dim = pool.shape
     return (
-        pool.data_ptr(), num_blocks, layers, kv_heads, block_size, head_dim, len(pieces), pieces.ctypes.data,
-        step.block_tables.data_ptr(), step.block_tables.shape[1], len(step.slots), step.slots.data_ptr(),
-        min(step.max_query_tokens, FEW_TOKENS),
+        pool.data_ptr(), num_blocks, layers, kv_heads, block_size, head_dim, len(tiles), tiles.ctypes.data,
+        step.block_tables.data_ptr(), step.block_tables.shape[1], int(tiles[:, 1].max()),
     )  # fmt: skip
 
 
-def is_small(pool: Tensor, pieces: np.ndarray) -> bool:
+def is_small(pool: Tensor, tiles: np.ndarray) -> bool:
     """Whether one thread is as fast as many."""
-    return 2 * pool.shape[3] * pool.shape[5] * pool.element_size() * int(pieces[:, 2].sum()) < ALONE_BYTES
+    return 2 * pool.shape[3] * pool.shape[5] * pool.element_size() * int((tiles[:, 1] * tiles[:, 2]).sum()) < ALONE_BYTES
 
 
 class _Plan:
-    """What all layers of a step share: the arguments of the compiled loop, scratch and masks for the long pieces."""
+    """What all layers of a step share: the arguments of the compiled loops."""
 
     def __init__(self, step: StepTensors, pool: Tensor) -> None:
         if not pool.is_contiguous():
             raise ValueError(f"the pool must be contiguous; its strides are {pool.stride()} for the shape {tuple(pool.shape)}")
         self.step, self.pool = weakref.ref(step), weakref.ref(pool)
-        kv_heads, head_dim = pool.shape[3], pool.shape[5]
-        self.kv_shape, self.dtype = (len(step.slots), kv_heads, head_dim), pool.dtype
-        self.kernel = kernel(pool.dtype, head_dim)
-        self.long = [(first, count, context) for first, count, context in step.pieces if count > FEW_TOKENS]
-        self.gathered = [pool.new_empty(2, kv_heads, context, head_dim) for _, _, context in self.long]
-        self.masks = [_mask(count, context) for _, count, context in self.long]
-        self.pieces = np.zeros((len(step.pieces), 4), np.int64)
-        self.pieces[:, :3] = step.pieces
-        self.pieces[self.pieces[:, 1] > FEW_TOKENS, 3] = [gathered.data_ptr() for gathered in self.gathered]
-        self.small = is_small(pool, self.pieces)
-        self.arguments = np.zeros(FIELDS, np.int64)
-        self.arguments[STEP] = step_arguments(step, pool, self.pieces)
-        self.address = self.arguments.ctypes.data
+        self.kv_shape, self.dtype = (len(step.slots), pool.shape[3], pool.shape[5]), pool.dtype
+        self.kernel = kernel(pool.dtype, pool.shape[5])
+        self.store = compiled_function(_store, pool.dtype, 1)
+        self.slots = step.slots
+        self.arguments: np.ndarray | None = None
+
+    def _count(self, group: int) -> np.ndarray:
+        """The loop's arguments; how many query heads share a KV head is known once there are queries."""
+        step, pool = self.step(), self.pool()
+        assert step is not None
+        assert pool is not None
+        self.tiles = tiles_of(step.pieces, group)
+        self.small = is_small(pool, self.tiles)
+        arguments = np.zeros(FIELDS, np.int64)
+        arguments[STEP] = step_arguments(step, pool, self.tiles)
+        return arguments
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
         self._check(q, k, v)
+        if self.arguments is None:
+            self.arguments = self._count(q.shape[1] // self.kv_shape[1])
         q, k, v = (_rows(t) for t in (q, k, v))
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        self.arguments[:10] = (
-            0, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
-            q.stride(0), k.stride(0), v.stride(0), q.shape[1], layer,
+        num_blocks, layers, kv_heads, block_size, head_dim = (int(n) for n in self.arguments[STEP][1:6])
+        to_store = np.array(
+            (k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), layer, len(self.slots), self.slots.data_ptr(),
+             self.arguments[STEP][0], num_blocks, layers, kv_heads, block_size, head_dim), np.int64,
         )  # fmt: skip
-        threads.run(self.kernel, self.address, 1 if self.small else torch.get_num_threads())
-        for (first, count, _), gathered, mask in zip(self.long, self.gathered, self.masks, strict=True):
-            out[first : first + count] = attend_long(q[first : first + count], gathered[0], gathered[1], mask)
+        threads.run(self.store, to_store.ctypes.data, 1)
+        self.arguments[:6] = (0, q.data_ptr(), q.stride(0), out.data_ptr(), q.shape[1], layer)
+        threads.run(self.kernel, self.arguments.ctypes.data, 1 if self.small else torch.get_num_threads())
         return out
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -157,185 +173,147 @@ class _Plans(threading.local):
 _plans = _Plans()
 
 
-def attend_long(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of many queries of one sequence: q [queries, heads, head_dim]; keys, values [kv_heads, context, head_dim].
-
-    torch reads each KV head for all the query heads of its group, without repeating it in memory.
-    """
-    q, keys, values = q.transpose(0, 1)[None], keys[None], values[None]  # [1, heads, queries, head_dim], ...
-    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
-    return out[0].transpose(0, 1)
-
-
-def _mask(count: int, context: int) -> Tensor | None:
-    """True where a query sees a key, aligned at the bottom right: [count, context]; None when nothing came before."""
-    if count == context:
-        return None
-    return torch.ones(count, context, dtype=torch.bool).tril(context - count)
-
-
 def _work(arguments):
-    """What each thread does: take the next sequence and KV head until none is left.
+    """What each thread does: take the next tile and KV head until none is left.
 
     ``arguments`` points to whole numbers; the pointer's type says which floats are meant.
 
         0         the ticket counter
-        1 to 9    q, k, v, out; their tokens' distances, for q, k, v; query heads; the layer
-        10 to 22  the step: see ``step_arguments``
-        23 to 27  0, or q and k come as the product left them and are normalised and rotated first, where they are:
-                  positions [tokens], cos and sin [position, head_dim], norm weights [heads + kv_heads, head_dim] or 0, eps [1]
-        28        how many tickets are done
+        1 to 5    q and the distance of its tokens; out; query heads; the layer
+        6 to 16   the step: see ``step_arguments``
+        17        how many tickets are done
     """
     a = carray(pointer_to(address_of(arguments), types.int64), (FIELDS,))
-    heads, kv_heads, block_size, head_dim, sequences = a[8], a[13], a[14], a[15], a[16]
-    q = carray(pointer_to(a[1], arguments), (a[20], a[5]))  # a row is a token, with all of its heads and more
-    k = carray(pointer_to(a[2], arguments), (a[20], a[6]))
-    v = carray(pointer_to(a[3], arguments), (a[20], a[7]))
-    out = carray(pointer_to(a[4], arguments), (a[20], heads * head_dim))
-    pool = carray(pointer_to(a[10], arguments), (a[11], a[12], 2, kv_heads, block_size, head_dim))
-    pieces = carray(pointer_to(a[17], types.int64), (sequences, 4))
-    tables = carray(pointer_to(a[18], types.int32), (sequences, a[19]))
-    slots = carray(pointer_to(a[21], types.int64), (a[20],))
-    layer, group, zero = a[9], heads // kv_heads, zeros(arguments)
-    rows = group * a[22]
-    queries = np.empty((rows, head_dim), pool.dtype)
-    sums = np.empty((rows, head_dim), pool.dtype)
-    scores = np.empty((rows, max(TILE, block_size)), pool.dtype)
-    state = np.empty((rows, 2), pool.dtype)
+    heads, kv_heads, block_size, head_dim, num_tiles = a[4], a[9], a[10], a[11], a[12]
+    layer, group, zero = a[5], heads // kv_heads, zeros(arguments)
+    pool = carray(pointer_to(a[6], arguments), (a[7], a[8], 2, kv_heads, block_size, head_dim))
+    tiles = carray(pointer_to(a[13], types.int64), (num_tiles, 4))
+    rows, width = group * a[16], VECTORS * lanes_of(zero)
+    wide = -(-rows // width) * width
+    tile = max(TOKENS_A_TILE // block_size, 1) * block_size
+    queries, scores = np.empty(head_dim * wide, pool.dtype), np.empty(tile * wide, pool.dtype)
+    sums, state = np.empty((rows, head_dim), pool.dtype), np.empty((3, wide), pool.dtype)
     while True:
         ticket = take_ticket(address_of(arguments))
-        if ticket >= sequences * kv_heads:
+        if ticket >= num_tiles * kv_heads:
             break
-        s, h = ticket // kv_heads, ticket % kv_heads
-        first, count, context, gathered = pieces[s]
-        if a[23]:
-            _turn(zero, arguments, a, q, k, h, group, first, count)
-        _store(pool, layer, h, k, v, slots, first, count)
-        if gathered:
-            target = carray(pointer_to(gathered, arguments), (2, kv_heads, context, head_dim))
-            _gather(pool, layer, h, tables[s], target[0, h], target[1, h])
-        else:
-            _attend(zero, q, out, pool, layer, h, tables[s], first, count, context, group, queries, sums, scores, state)
+        first, count, context, sequence = tiles[ticket // kv_heads]
+        h = ticket % kv_heads
+        table = carray(pointer_to(a[14] + 4 * sequence * a[15], types.int32), (a[15],))
+        q = carray(pointer_to(a[1] + first * a[2] * pool.itemsize, arguments), (count, a[2]))  # a row: a token, its heads and more
+        out = carray(pointer_to(a[3] + first * heads * head_dim * pool.itemsize, arguments), (count, heads * head_dim))
+        keys, values = pool[:, layer, 0, h], pool[:, layer, 1, h]  # [block, slot, head_dim]: a block's are one piece of memory
+        _begin(sums, state)
+        _attend(zero, arguments, q, h, group, keys, values, table, context, queries, scores, tile, wide, sums, state)
+        _finish(sums, state[1], h, group, out)
         ticket_done(address_of(arguments) + 8 * DONE)
 
 
-@njit(**INLINE)
-def _turn(zero, arguments, a, q, k, h, group, first, count):
-    """Normalise (if the model does) and rotate the queries of KV head ``h`` and its key, where they are."""
-    head_dim = a[15]
-    positions = carray(pointer_to(a[23], types.int64), (a[20],))
-    for token in range(first, first + count):
-        cos = carray(pointer_to(a[24] + positions[token] * head_dim * q.itemsize, arguments), (head_dim,))
-        sin = carray(pointer_to(a[25] + positions[token] * head_dim * q.itemsize, arguments), (head_dim,))
-        for i in range(group + 1):
-            head = h * group + i if i < group else h
-            row = (q if i < group else k)[token, head * head_dim : (head + 1) * head_dim]
-            if a[26]:
-                weights = a[26] + (head if i < group else a[8] + h) * head_dim * q.itemsize
-                weight = carray(pointer_to(weights, arguments), (head_dim,))
-                rms_norm(zero, row, weight, carray(pointer_to(a[27], arguments), (1,))[0], row)
-            half = head_dim // 2
-            for d in range(half):  # (x, y) are half a head apart; sin is negative in its first half
-                x, y = row[d], row[d + half]
-                row[d] = x * cos[d] + y * sin[d]
-                row[d + half] = y * cos[d + half] + x * sin[d + half]
+def _store(arguments):
+    """K and V of a step's tokens into their slots; one thread, for the time is small."""
+    a = carray(pointer_to(address_of(arguments), types.int64), (13,))
+    tokens, kv_heads, head_dim = a[5], a[10], a[12]
+    k, v = carray(pointer_to(a[0], arguments), (tokens, a[2])), carray(pointer_to(a[1], arguments), (tokens, a[3]))
+    slots = carray(pointer_to(a[6], types.int64), (tokens,))
+    pool = carray(pointer_to(a[7], arguments), (a[8], a[9], 2, kv_heads, a[11], head_dim))
+    for token in range(tokens):
+        for h in range(kv_heads):
+            store_row(pool, slots[token], a[4], 0, h, k[token, h * head_dim :])
+            store_row(pool, slots[token], a[4], 1, h, v[token, h * head_dim :])
 
 
-@njit(**INLINE)
-def _store(pool, layer, h, k, v, slots, first, count):
-    """One head's K and V of ``count`` tokens into their slots."""
-    block_size, head_dim = pool.shape[4], pool.shape[5]
-    for token in range(first, first + count):
-        block, slot = slots[token] // block_size, slots[token] % block_size
-        for d in range(head_dim):
-            pool[block, layer, 0, h, slot, d] = k[token, h * head_dim + d]
-            pool[block, layer, 1, h, slot, d] = v[token, h * head_dim + d]
+@njit(**CALLED)
+def store_row(pool, slot, layer, which, h, row):
+    """One head's K (``which`` 0) or V (1) of one token into its slot."""
+    block, place = slot // pool.shape[4], slot % pool.shape[4]
+    for d in range(pool.shape[5]):
+        pool[block, layer, which, h, place, d] = row[d]
 
 
-@njit(**INLINE)
-def _gather(pool, layer, h, table, keys, values):
-    """One head's K and V of a sequence from its blocks into keys, values [context, head_dim]."""
-    block_size = pool.shape[4]
-    for position in range(0, len(keys), block_size):
-        block = table[position // block_size]
-        for slot in range(min(block_size, len(keys) - position)):
-            for d in range(keys.shape[1]):
-                keys[position + slot, d] = pool[block, layer, 0, h, slot, d]
-                values[position + slot, d] = pool[block, layer, 1, h, slot, d]
+@njit(**CALLED)
+def _begin(sums, state):
+    """Nothing is summed yet; the largest score so far is the lowest number."""
+    for r in range(len(sums)):
+        for d in range(sums.shape[1]):
+            sums[r, d] = 0
+    for r in range(state.shape[1]):
+        state[0, r], state[1, r] = LOWEST, 0
 
 
-@njit(**INLINE)
-def _attend(zero, q, out, pool, layer, h, table, first, count, context, group, queries, sums, scores, state):
-    """Online softmax over one sequence for the query heads of KV head ``h``.
+@njit(**CALLED)
+def _begin(sums, state):
+    """Nothing is summed yet; the largest score so far is the lowest number."""
+    for r in range(len(sums)):
+        for d in range(sums.shape[1]):
+            sums[r, d] = 0
+    for r in range(state.shape[1]):
+        state[0, r], state[1, r] = LOWEST, 0
 
-    Row r of queries, sums [rows, head_dim] and scores [rows, tile] is query token r // group with its head r % group;
-    state[r] holds the largest score so far and the sum of the weights under it.
-    """
-    block_size, head_dim = pool.shape[4], pool.shape[5]
-    rows = count * group
-    scale = pool.dtype.type(1 / math.log(2) / math.sqrt(head_dim))  # weights are powers of 2, not of e: cheaper
-    for r in range(rows):
+
+@njit(**CALLED)
+def _take_queries(q, h, group, queries):
+    """The rows of a tile: row r is query token r // group with head r % group of those that share KV head ``h``."""
+    head_dim = queries.shape[1]
+    scale = queries.dtype.type(1 / math.log(2) / math.sqrt(head_dim))  # weights are powers of 2, not of e: cheaper
+    for r in range(len(q) * group):
         column = (h * group + r % group) * head_dim
         for d in range(head_dim):
-            queries[r, d] = q[first + r // group, column + d] * scale
-            sums[r, d] = 0
-        state[r, 0], state[r, 1] = LOWEST, 0
-    tile = max(TILE // block_size, 1) * block_size
+            queries[r, d] = q[r // group, column + d] * scale
+
+
+@njit(**INLINE)
+def _attend(zero, arguments, q, h, group, keys, values, table, context, queries, scores, tile, wide, sums, state):
+    """Online softmax over the first ``context`` tokens of one sequence, for the query heads of KV head ``h``.
+
+    Row r is query token r // group of ``q`` with head r % group, and sees before + r // group + 1 tokens. queries and scores
+    are room for ``wide`` rows, and for ``tile`` tokens; with few rows a row's numbers lie behind each other, with many a
+    token's do. sums [row, head_dim]; state[:, row]: the largest score so far, the sum of the weights under it.
+    """
+    block_size, head_dim = keys.shape[1], keys.shape[2]
+    rows, before = len(q) * group, context - len(q)
+    many = rows >= MANY_ROWS
+    row_queries = carray(pointer_to(queries.ctypes.data, arguments), (rows, head_dim))
+    row_scores = carray(pointer_to(scores.ctypes.data, arguments), (rows, tile))
+    lane_queries = carray(pointer_to(queries.ctypes.data, arguments), (head_dim, wide))
+    lane_scores = carray(pointer_to(scores.ctypes.data, arguments), (tile, wide))
+    _take_queries(q, h, group, head_dim, queries, 1 if many else head_dim, wide if many else 1)
     for start in range(0, context, tile):
         end = min(start + tile, context)
         for position in range(start, end, block_size):
-            keys = pool[table[position // block_size], layer, 0, h]  # [slot, head_dim], one piece of memory
-            tokens = min(block_size, end - position)
-            _prefetch(pool[table[min(position + block_size, context - 1) // block_size], layer, 0, h])
+            block, tokens, at = keys[table[position // block_size]], min(block_size, end - position), position - start
+            if many:
+                scores_of_many(zero, lane_queries, block, tokens, lane_scores[at:])
+            else:
+                ahead = keys[table[min(position + block_size, context - 1) // block_size]]
+                products(zero, row_queries, block, row_scores[:, at:], 0, tokens, ahead)
+        if many:
+            weigh_many(zero, lane_scores[: end - start], start - before, group, sums[:rows], state[0], state[1], state[2])
+        else:
             for r in range(rows):
-                _score(zero, queries[r], keys, tokens, scores[r, position - start :])
-        for r in range(rows):
-            visible = min(end, context - count + 1 + r // group) - start
-            _weigh(scores[r], visible, end - start, sums[r], state[r])
-        for position in range(start, end, block_size):
-            values = pool[table[position // block_size], layer, 1, h]
-            tokens = min(block_size, end - position)
-            _prefetch(pool[table[min(position + block_size, context - 1) // block_size], layer, 1, h])
-            for r in range(rows):
-                _add(zero, scores[r, position - start :], values, tokens, sums[r])
-    for r in range(rows):
+                _weigh(row_scores[r], min(end, before + r // group + 1) - start, end - start, sums[r], state[:, r])
+        add_values(zero, scores, 1 if many else tile, wide if many else 1, values, table, start, end, sums, rows)
+
+
+@njit(**CALLED)
+def _take_queries(q, h, group, head_dim, queries, across, along):
+    """The queries of a tile's rows: number d of row r at place r * across + d * along."""
+    scale = queries.dtype.type(1 / math.log(2) / math.sqrt(head_dim))  # weights are powers of 2, not of e: cheaper
+    for r in range(len(q) * group):
         column = (h * group + r % group) * head_dim
         for d in range(head_dim):
-            out[first + r // group, column + d] = sums[r, d] / state[r, 1]
+            queries[r * across + d * along] = q[r // group, column + d] * scale
 
 
-@njit(**INLINE)
-def _prefetch(piece):
-    """Ask for the next block's piece while this one is worked on: it lies elsewhere, so the processor cannot guess it.
-
-    Measured on one thread: 1.04 (head_dim 64) to 1.16 (head_dim 32, pieces of 2 KB) times as fast with it.
-    """
-    for slot in range(piece.shape[0]):
-        for d in range(0, piece.shape[1], 64 // piece.itemsize):  # 64 bytes: a cache line
-            prefetch(piece[slot], d)
+@njit(**CALLED)
+def _finish(sums, totals, h, group, out):
+    head_dim = sums.shape[1]
+    for r in range(len(out) * group):
+        column = (h * group + r % group) * head_dim
+        for d in range(head_dim):
+            out[r // group, column + d] = sums[r, d] / totals[r]
 
 
-@njit(**INLINE)
-def _score(zero, query, keys, tokens, scores):
-    """scores[t] = query . keys[t], four tokens at a time: their sums are independent, and end in one vector."""
-    even = tokens - tokens % 4
-    for t in range(0, even, 4):
-        s0 = s1 = s2 = s3 = zero
-        for d in range(0, len(query), lanes_of(zero)):
-            x = load(zero, query, d)
-            s0 = add_product(s0, x, load(zero, keys[t], d))
-            s1 = add_product(s1, x, load(zero, keys[t + 1], d))
-            s2 = add_product(s2, x, load(zero, keys[t + 2], d))
-            s3 = add_product(s3, x, load(zero, keys[t + 3], d))
-        store(scores, t, totals(s0, s1, s2, s3))
-    for t in range(even, tokens):
-        s0 = zero
-        for d in range(0, len(query), lanes_of(zero)):
-            s0 = add_product(s0, load(zero, query, d), load(zero, keys[t], d))
-        scores[t] = total(s0)
-
-
-@njit(**INLINE)
+@njit(**CALLED)
 def _weigh(scores, visible, tokens, sums, state):
     """Scores become weights under the largest score so far; what was summed before is scaled to it."""
     largest = _largest(scores, visible, state[0])
@@ -354,25 +332,9 @@ def _weigh(scores, visible, tokens, sums, state):
         scores[t] = 0
 
 
-@njit(fastmath=REORDER | {"nnan"}, forceinline=True)
+@njit(fastmath=REORDER | {"nnan"}, error_model="numpy")
 def _largest(scores, tokens, largest):
     """Without ``nnan`` the maximum would be taken one by one; a nan among the scores still makes its weight a nan."""
     for t in range(tokens):
         largest = max(largest, scores[t])
     return largest
-
-
-@njit(**INLINE)
-def _add(zero, weights, values, tokens, sums):
-    """sums += weights @ values, some lanes of all tokens after the other, so that the sums stay in registers."""
-    even = tokens - tokens % 4
-    for d in range(0, len(sums), lanes_of(zero)):
-        s0, s1, s2, s3 = load(zero, sums, d), zero, zero, zero
-        for t in range(0, even, 4):
-            s0 = add_product(s0, weights[t], load(zero, values[t], d))
-            s1 = add_product(s1, weights[t + 1], load(zero, values[t + 1], d))
-            s2 = add_product(s2, weights[t + 2], load(zero, values[t + 2], d))
-            s3 = add_product(s3, weights[t + 3], load(zero, values[t + 3], d))
-        for t in range(even, tokens):
-            s0 = add_product(s0, weights[t], load(zero, values[t], d))
-        store(sums, d, add(add(s0, s1), add(s2, s3)))

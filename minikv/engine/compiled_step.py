@@ -1,19 +1,15 @@
-"""A whole step in one compiled call: the same forward pass as transformer.py, for the few tokens of a decode step.
+"""A whole step in one compiled call: the same forward pass as transformer.py, for decode steps and chunks of prompts.
 
-A forward pass in torch is some thirty operations a layer. With hundreds of tokens they vanish behind the products; with
-one token each takes about as long to be called as to be done, and together they take longer than reading all the
-weights. Here a layer is five kernels, each worked on by all threads:
+A forward pass in torch is some thirty operations a layer. With one token each takes about as long to be called as to be
+done, and together they take longer than reading all the weights; with hundreds, what each writes to memory the next one
+must fetch again. Here a layer is five kernels, each worked on by all threads:
 
-    x  ->  norm, q k v product, bias  ->  q/k norm, rotary, store, attend  ->  out product, added to x
+    x  ->  norm, q k v product, bias, q/k norm, rotation, K and V into their slots  ->  attend  ->  out product, added to x
        ->  norm, gate and up product, SiLU  ->  down product, added to x
 
 Who works on what is a matter of tickets (see ``minikv.compiled.threads``), so one thread can do it as well as many, and
 ``minikv.compiled.sequence`` goes from kernel to kernel. What a kernel reads is written down once a model, as a row of
 whole numbers: sizes and addresses. A step fills in how many tokens there are and which blocks hold their past.
-
-Two threads, float32, milliseconds a step, torch's pass -> an earlier form of this one (a call a kernel), 100 tokens
-of context: 14 M parameters 5.9 -> 2.7 (1 sequence), 6.8 -> 3.6 (4), 8.3 -> 4.8 (8), 10.4 -> 6.2 (12); the bundled
-model 2.4 -> 0.8, 4.1 -> 1.6, 4.1 -> 2.1, 5.2 -> 2.8.
 
 The model does not know; ``transformer.py`` stays the definition, and the tests hold this module against it.
 """
@@ -26,15 +22,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minikv.cache.attention import cpu
+from minikv.cache.attention import cpu, cpu_project
 from minikv.cache.paged import Paged, StepTensors
 from minikv.compiled import fused, sequence, threads
 from minikv.compiled.product import ALONE_NUMBERS
-from minikv.model.transformer import FEW_ROWS, Transformer
+from minikv.model.transformer import Transformer
+
+KERNELS_A_LAYER = 5
 
 
 class CompiledStep:
-    """The compiled forward pass of ``model``, for steps of at most FEW_ROWS tokens on a CPU in float32 or float64.
+    """The compiled forward pass of ``model``, on a CPU in float32 or float64.
 
     The weights' addresses are taken once. Writing to a weight changes no address; a weight that was replaced by another
     tensor is noticed at the next step, and the addresses are taken anew. One thread at a time may use the object.
@@ -45,13 +43,13 @@ class CompiledStep:
         self.weights: list[Tensor] = []
         self.addresses: list[int] = []
         self.usable = False
+        self.room = 0  # tokens
 
     def can(self, kv: Paged, step: StepTensors) -> bool:
         """Whether the compiled pass computes this step; if not, call the model."""
         model = self.model
         return (
-            len(step.token_ids) <= FEW_ROWS
-            and kv.attention is cpu.attend
+            kv.attention is cpu.attend
             and model.dtype == kv.pool.dtype  # float32 or float64, or the attention would not be this one
             and type(model).__call__ is Transformer.__call__  # not when somebody has taught the model something else
             and step.max_context_tokens <= model.shape.max_context  # or the call raises: positions have no angles there
@@ -62,21 +60,38 @@ class CompiledStep:
     def __call__(self, kv: Paged, step: StepTensors) -> Tensor:
         """K and V into the pool of ``kv``; logits [rows, vocab] of ``step.logit_rows``. ``can`` has said yes."""
         tokens, rows, shape = len(step.token_ids), step.logit_rows, self.model.shape
+        if tokens > self.room:
+            self._make_room(tokens)
         x = torch.index_select(self.model.embedding, 0, step.token_ids, out=self.x[:tokens])
-        self.products[:, fused.TICKET], self.products[:, fused.DONE], self.products[:, fused.ROWS] = 0, 0, tokens
-        pieces = np.zeros((len(step.pieces), 4), np.int64)
-        pieces[:, :3] = step.pieces
-        self.attentions[:, 0], self.attentions[:, 23] = 0, step.positions.data_ptr()
-        self.attentions[:, cpu.STEP] = cpu.step_arguments(step, kv.pool, pieces)
-        self.attentions[:, cpu.DONE] = 0
-        self.kernels[1 : 5 * shape.layers : 5, sequence.TICKETS] = len(pieces) * shape.kv_heads
+        products, projections, attentions = self.products, self.projections, self.attentions
+        for arguments in (products, projections):
+            arguments[:, fused.TICKET], arguments[:, fused.DONE], arguments[:, fused.ROWS] = 0, 0, tokens
+        projections[:, cpu_project.POSITIONS] = step.positions.data_ptr()
+        projections[:, cpu_project.SLOTS], projections[:, cpu_project.POOL] = step.slots.data_ptr(), kv.pool.data_ptr()
+        projections[:, cpu_project.BLOCKS], projections[:, cpu_project.BLOCK_SIZE] = len(kv.pool), kv.block_size
+        tiles = cpu.tiles_of(step.pieces, shape.group)
+        attentions[:, 0], attentions[:, cpu.DONE] = 0, 0
+        attentions[:, cpu.STEP] = cpu.step_arguments(step, kv.pool, tiles)
+        self._count_tickets(tokens, len(rows), len(tiles))
         logits = x.new_empty(len(rows), shape.vocab)
-        head = self.products[-1]
+        head = products[-1]
         head[fused.ROWS], head[fused.PICKED], head[fused.OUT] = len(rows), rows.data_ptr(), logits.data_ptr()
         self.arguments[0] = len(self.kernels) if len(rows) else len(self.kernels) - 1
-        alone = self.largest < ALONE_NUMBERS and cpu.is_small(kv.pool, pieces)
+        alone = tokens * self.largest < ALONE_NUMBERS and cpu.is_small(kv.pool, tiles)
         threads.run(self.sequence, self.arguments.ctypes.data, 1 if alone else torch.get_num_threads())
         return logits
+
+    def _count_tickets(self, tokens: int, rows: int, tiles: int) -> None:
+        shape = self.model.shape
+        a_layer = (
+            cpu_project.tickets(tokens, shape.heads + 2 * shape.kv_heads),
+            tiles * shape.kv_heads,
+            fused.tickets(tokens, shape.hidden),
+            fused.tickets(tokens, shape.ffn),
+            fused.tickets(tokens, shape.hidden),
+        )
+        self.kernels[:-1, sequence.TICKETS].reshape(shape.layers, KERNELS_A_LAYER)[:] = a_layer
+        self.kernels[-1, sequence.TICKETS] = fused.tickets(rows, shape.vocab)
 
     def _current(self) -> bool:
         """Take the addresses anew if a tensor is not the one it was. False when they cannot be used as they are."""
@@ -119,51 +134,62 @@ class CompiledStep:
         )
 
     def _write_down(self) -> None:
-        """A row of arguments for every kernel of a step, and where its results go."""
+        """A row of arguments for every kernel of a step; where its results go is for ``_make_room`` to say."""
         model, shape = self.model, self.model.shape
-        width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-        inner = shape.heads * shape.head_dim
-        self.x, self.qkv, self.attended, self.gated = (
-            torch.empty(FEW_ROWS, size, dtype=model.dtype) for size in (shape.hidden, width, inner, shape.ffn)
-        )
         self.eps = torch.tensor([shape.norm_eps], dtype=model.dtype)
-        self.products = np.zeros((4 * shape.layers + 1, fused.FIELDS), np.int64)
+        self.products = np.zeros((3 * shape.layers + 1, fused.FIELDS), np.int64)
+        self.projections = np.zeros((shape.layers, cpu_project.FIELDS), np.int64)
         self.attentions = np.zeros((shape.layers, cpu.FIELDS), np.int64)
+        inner = shape.heads * shape.head_dim
         hidden_kernel, inner_kernel, ffn_kernel = (fused.fused_product(model.dtype, inputs) for inputs in (shape.hidden, inner, shape.ffn))
+        projection_kernel = cpu_project.projection(model.dtype, shape.hidden, shape.head_dim)
         attention_kernel = cpu.kernel(model.dtype, shape.head_dim)
-        q, k, v = self.qkv.split([heads * shape.head_dim for heads in (shape.heads, shape.kv_heads, shape.kv_heads)], dim=1)
 
         def product(
-            row: np.ndarray, x: Tensor, weight: Tensor, out: Tensor | None, norm: Tensor | None = None, bias: Tensor | None = None,
-            gated: int = 0, adds: int = 0,
-        ) -> tuple[int, int, int]:  # fmt: skip
-            row[:] = (
-                0, x.data_ptr(), 0, weight.shape[1], _address(norm), self.eps.data_ptr(), weight.data_ptr(), _address(bias),
-                _address(out), weight.shape[0] // (1 + gated), gated, adds, 0, 0,
-            )  # fmt: skip
-            address, tickets = row.ctypes.data, -(-int(row[fused.OUTPUTS]) // fused.OUTPUTS_A_TICKET)
-            return address, address + 8 * fused.DONE, tickets
+            row: np.ndarray, weight: Tensor, norm: Tensor | None = None, bias: Tensor | None = None, gated: int = 0, adds: int = 0
+        ) -> tuple[int, int, int]:
+            """Fill in a row; where it lies, where its count of finished tickets lies, and 0 for their number."""
+            row[fused.INPUTS], row[fused.OUTPUTS], row[fused.GATED], row[fused.ADDS] = weight.shape[1], weight.shape[0] // (1 + gated), gated, adds
+            row[fused.NORM], row[fused.EPS], row[fused.WEIGHT], row[fused.BIAS] = map(_address, (norm, self.eps, weight, bias))
+            return row.ctypes.data, row.ctypes.data + 8 * fused.DONE, 0
 
         kernels: list[tuple[int, ...]] = []  # rows of ``minikv.compiled.sequence``
         for i, layer in enumerate(model.layers):
-            qkv, out, gate_up, down = self.products[4 * i : 4 * i + 4]
-            attention = self.attentions[i]
-            attention[:10] = (
-                0, q.data_ptr(), k.data_ptr(), v.data_ptr(), self.attended.data_ptr(), width, width, width, shape.heads, i,
+            out, gate_up, down = self.products[3 * i : 3 * i + 3]
+            projection, attention = self.projections[i], self.attentions[i]
+            projection[fused.FIELDS :] = (
+                shape.heads, shape.kv_heads, shape.head_dim, _address(model.cos), _address(model.sin), _address(layer.qk_norm),
+                i, 0, 0, 0, 0, shape.layers, 0,
             )  # fmt: skip
-            attention[24:28] = (model.cos.data_ptr(), model.sin.data_ptr(), _address(layer.qk_norm), self.eps.data_ptr())
+            attention[:6] = (0, 0, inner, 0, shape.heads, i)
             kernels += [
-                (hidden_kernel, *product(qkv, self.x, layer.qkv, self.qkv, norm=layer.attention_norm, bias=layer.qkv_bias)),
+                (projection_kernel, *product(projection, layer.qkv, norm=layer.attention_norm, bias=layer.qkv_bias)),
                 (attention_kernel, attention.ctypes.data, attention.ctypes.data + 8 * cpu.DONE, 0),
-                (inner_kernel, *product(out, self.attended, layer.out, self.x, adds=1)),
-                (hidden_kernel, *product(gate_up, self.x, layer.gate_up, self.gated, norm=layer.ffn_norm, gated=1)),
-                (ffn_kernel, *product(down, self.gated, layer.down, self.x, adds=1)),
+                (inner_kernel, *product(out, layer.out, adds=1)),
+                (hidden_kernel, *product(gate_up, layer.gate_up, norm=layer.ffn_norm, gated=1)),
+                (ffn_kernel, *product(down, layer.down, adds=1)),
             ]
-        kernels.append((hidden_kernel, *product(self.products[-1], self.x, model.head, None, norm=model.norm)))
+        kernels.append((hidden_kernel, *product(self.products[-1], model.head, norm=model.norm)))
         self.kernels = np.array(kernels, np.int64)
         self.arguments = np.array((len(kernels), self.kernels.ctypes.data), np.int64)
         self.sequence = sequence.sequence()
         self.largest = max(weight.numel() for weight in (model.head, model.layers[0].qkv, model.layers[0].gate_up))
+        self.room = 0
+
+    def _make_room(self, tokens: int) -> None:
+        """Where the kernels hand each other their results, for steps of up to ``tokens`` tokens."""
+        model, shape = self.model, self.model.shape
+        inner = shape.heads * shape.head_dim
+        sizes = (shape.hidden, inner, inner, shape.ffn)
+        self.x, self.q, self.attended, self.gated = (torch.empty(tokens, size, dtype=model.dtype) for size in sizes)
+        x, q, attended, gated = map(_address, (self.x, self.q, self.attended, self.gated))
+        self.projections[:, fused.X], self.projections[:, fused.OUT] = x, q
+        self.attentions[:, 1], self.attentions[:, 3] = q, attended
+        self.products[0:-1:3, fused.X], self.products[0:-1:3, fused.OUT] = attended, x
+        self.products[1:-1:3, fused.X], self.products[1:-1:3, fused.OUT] = x, gated
+        self.products[2:-1:3, fused.X], self.products[2:-1:3, fused.OUT] = gated, x
+        self.products[-1, fused.X] = x
+        self.room = tokens
 
 
 def _address(tensor: Tensor | None) -> int:

@@ -28,10 +28,11 @@ from minikv.cache.blocks import BlockTable, blocks_for
 from minikv.cache.paged import Paged
 from minikv.cache.step import Piece
 from minikv.compiled import threads
-from minikv.engine import decode
-from minikv.engine.decode import CompiledStep
-from minikv.model.transformer import FEW_ROWS
+from minikv.engine import compiled_step
+from minikv.engine.compiled_step import CompiledStep
 from minikv.model.weights import Model, random_weights
+
+MOST_SEQUENCES = 13  # more than the rows that stay in the nearest cache, and no multiple of a tile
 
 SHAPES = {
     "group 1": {"heads": 2, "kv_heads": 2, "head_dim": 6, "hidden": 24, "ffn": 20},
@@ -129,11 +130,11 @@ class Pair:
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_number_of_sequences(name, block_size, dtype):
-    for count in range(1, FEW_ROWS + 1):
+    for count in range(1, MOST_SEQUENCES + 1):
         pair = Pair(shared(name, dtype), block_size)
         pair.fill([(7 * i + count) % (2 * block_size + 3) for i in range(count)], seed=count)
         for token in range(2):
-            pair.run([(i, [(i + token) % 33], "last") for i in range(count)], oracle=count in (1, 5, FEW_ROWS))
+            pair.run([(i, [(i + token) % 33], "last") for i in range(count)], oracle=count in (1, 5, MOST_SEQUENCES))
 
 
 @DTYPES
@@ -143,16 +144,27 @@ def test_chunks_beside_decodes_and_rows_without_logits(name, dtype):
     for block_size in (1, 3, 4, 16):
         pair = Pair(shared(name, dtype), block_size)
         pair.fill([0, 5, 17, 1, 30])
-        pair.run([(0, dice.choices(range(33), k=FEW_ROWS), "all")])
+        pair.run([(0, dice.choices(range(33), k=14), "all")])
         pair.run([(1, dice.choices(range(33), k=5), "none")])
         for _ in range(4):
-            room, share = FEW_ROWS, []
+            share = []
             for sequence in dice.sample(range(5), dice.randint(1, 5)):
-                count = dice.randint(1, max(1, room - 4))
-                if count <= room:
+                room = 96 - len(pair.texts.get(sequence, []))
+                count = min(dice.choice([1, 1, 2, 7, 29]), room)
+                if count:
                     share.append((sequence, dice.choices(range(33), k=count), dice.choice(["none", "last", "all"])))
-                    room -= count
-            pair.run(share)
+            if share:
+                pair.run(share)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", SHAPES)
+def test_more_tokens_than_a_ticket_takes(name, dtype):
+    """Two rows of tickets in every product, whole tiles of queries and a rest, with and without a past."""
+    pair = Pair(shared(name, dtype), block_size=4)
+    pair.fill([0, 21])
+    dice = random.Random(4)
+    pair.run([(0, dice.choices(range(33), k=96), "last"), (1, dice.choices(range(33), k=70), "all"), (2, [3], "last")])
 
 
 def test_a_context_of_several_tiles(monkeypatch):
@@ -259,10 +271,9 @@ def test_a_refused_weight_stays_refused_until_it_changes():
 
 def test_what_the_compiled_step_does_not_do():
     pair = Pair(shared("group 1"))
-    few, many = [1] * FEW_ROWS, [1] * (FEW_ROWS + 1)
-    assert pair.compiled.can(pair.ours, pair.ours.begin(pair.pieces([(0, few, "last")])))
-    assert not pair.compiled.can(pair.ours, pair.ours.begin(pair.pieces([(1, many, "last")])))
-    assert not pair.compiled.can(pair.theirs, pair.theirs.begin(pair.pieces([(2, few, "last")])))
+    assert pair.compiled.can(pair.ours, pair.ours.begin(pair.pieces([(0, [1] * 3, "last")])))
+    assert pair.compiled.can(pair.ours, pair.ours.begin(pair.pieces([(1, [1] * 90, "last")])))
+    assert not pair.compiled.can(pair.theirs, pair.theirs.begin(pair.pieces([(2, [1] * 3, "last")])))
     assert not pair.compiled.can(pair.ours, _too_long(pair))
 
 
@@ -273,7 +284,7 @@ def _too_long(pair):
     return pair.ours.begin([Piece("long", [1], 96, table)])
 
 
-def test_the_engine_uses_it_for_few_tokens_only(monkeypatch):
+def test_the_engine_uses_it_for_every_step(monkeypatch):
     seen = []
     call = CompiledStep.__call__
     monkeypatch.setattr(CompiledStep, "__call__", lambda self, kv, step: (seen.append(len(step.token_ids)), call(self, kv, step))[1])
@@ -284,8 +295,7 @@ def test_the_engine_uses_it_for_few_tokens_only(monkeypatch):
     assert not seen
     outs = minikv.Engine(model, num_blocks=64, block_size=4).generate(prompts, sampling)
     assert [out.tokens for out in outs] == [out.tokens for out in plain]
-    assert seen.count(3) >= 4
-    assert max(seen) <= FEW_ROWS
+    assert seen == [32, 3, 3, 3, 3]
 
 
 def test_a_model_with_a_call_of_its_own_is_called():
@@ -305,7 +315,7 @@ def test_a_model_with_a_call_of_its_own_is_called():
 @pytest.fixture
 def always_together(monkeypatch):
     """Even the smallest matrix goes to all threads."""
-    monkeypatch.setattr(decode, "ALONE_NUMBERS", 0)
+    monkeypatch.setattr(compiled_step, "ALONE_NUMBERS", 0)
     monkeypatch.setattr(cpu, "ALONE_BYTES", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
 
@@ -334,11 +344,11 @@ def test_a_thread_that_comes_when_all_is_done_walks_through():
 TWO_THREADS = """
     import threading, torch
     from minikv.cache.attention import cpu
-    from minikv.engine import decode
+    from minikv.engine import compiled_step
     import minikv
-    from test_decode import shared
+    from test_compiled_step import shared
 
-    decode.ALONE_NUMBERS = cpu.ALONE_BYTES = 0
+    compiled_step.ALONE_NUMBERS = cpu.ALONE_BYTES = 0
     torch.set_num_threads(2)
     model, sampling = shared("group 2, q/k norm"), minikv.Sampling(max_new_tokens=40, ignore_eos=True)
     prompts = [[1, 2, 3], [4] * 11, [5, 6] * 8]

@@ -1,0 +1,73 @@
+"""The largest number of each row and the logarithm of its exponentials' sum: what greedy decoding asks of its logits.
+
+For 32 rows of 4,096 logits torch's argmax and logsumexp take 0.7 ms on one thread, a tenth of a decode step; here each row is
+read twice while it is near: 0.1 ms.
+"""
+
+# What is compiled has no types to check: Numba infers them.
+# mypy: disable-error-code="no-untyped-def, call-arg, no-untyped-call, misc"
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numba import carray, njit, types
+from torch import Tensor
+
+from minikv.compiled import threads
+from minikv.compiled.cfunction import REORDER, compiled_function
+from minikv.compiled.exponential import exp2
+from minikv.compiled.product import CALLED
+from minikv.compiled.simd import address_of, pointer_to, take_ticket
+
+ALONE_NUMBERS = 1 << 15  # so few are done by one thread: waking the others takes longer
+
+
+def largest(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(argmax, logsumexp) over the last dimension: rows [n, m], contiguous, on a CPU, float32 or float64.
+
+    Returns int64 [n] and [n] of the rows' dtype. Of equal largest numbers the first counts; a row with a nan has a nan sum.
+    """
+    count, width = rows.shape
+    tokens, sums = torch.zeros(count, dtype=torch.int64), rows.new_empty(count)
+    arguments = np.array((0, rows.data_ptr(), count, width, tokens.data_ptr(), sums.data_ptr()), np.int64)
+    kernel = compiled_function(_pick, rows.dtype, 1)
+    threads.run(kernel, arguments.ctypes.data, 1 if rows.numel() < ALONE_NUMBERS else torch.get_num_threads())
+    return tokens, sums
+
+
+def _pick(arguments):
+    """What each thread does: take the next row until none is left."""
+    a = carray(pointer_to(address_of(arguments), types.int64), (6,))
+    rows = carray(pointer_to(a[1], arguments), (a[2], a[3]))
+    tokens = carray(pointer_to(a[4], types.int64), (a[2],))
+    sums = carray(pointer_to(a[5], arguments), (a[2],))
+    while True:
+        row = take_ticket(address_of(arguments))
+        if row >= len(rows):
+            break
+        most = _most(rows[row])
+        sums[row] = most + math.log(_sum(rows[row], most))
+        for token in range(rows.shape[1]):
+            if rows[row, token] == most:
+                tokens[row] = token
+                break
+
+
+@njit(fastmath=REORDER | {"nnan"}, error_model="numpy")
+def _most(row):
+    """Without ``nnan`` the maximum would be taken one by one; a nan still makes the sum a nan."""
+    most = row[0]
+    for value in row:
+        most = max(most, value)
+    return most
+
+
+@njit(**CALLED)
+def _sum(row, most):
+    log2_e, total = row.dtype.type(1 / math.log(2)), row.dtype.type(0)
+    for value in row:
+        total += exp2((value - most) * log2_e)
+    return total
