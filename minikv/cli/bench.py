@@ -89,7 +89,7 @@ def _machine(quick: bool) -> tuple[Model, Ceilings, dict[str, Any]]:
     shape = preset("bench-14m")
     roof = ceilings.measure(shape, seconds=3 if quick else 8)
     content: dict[str, Any] = {
-        "machine": f"{platform.machine()}, {roof.threads} threads",
+        "machine": f"{platform.machine()}, {console.counted(roof.threads, 'thread')}",
         "model": f"{shape.name}, {shape.parameters:,} parameters, float32, random weights",
         "ceilings": {
             "read_gb_s": roof.read_gb_s, "read_weights_gb_s": roof.read_weights_gb_s, "copy_gb_s": roof.copy_gb_s,
@@ -288,11 +288,12 @@ def _kernel_table(rows: list[dict[str, Any]]) -> object:
     return table
 
 
-def _parts_table(parts: dict[str, dict[str, float]]) -> object:
-    names = list(next(iter(parts.values())))
-    table = console.table("ms of one step", "in all", *names)
-    for step, seconds in parts.items():
-        table.add_row(step, f"{1000 * sum(seconds.values()):.2f}", *(f"{1000 * seconds[name]:.2f}" for name in names))
+def _parts_table(steps: dict[str, dict[str, float]]) -> object:
+    table = console.table("where the time goes, ms", *steps)
+    for part in next(iter(steps.values())):
+        table.add_row(part, *(f"{1000 * seconds[part]:.2f}" for seconds in steps.values()))
+    table.add_section()
+    table.add_row("in all", *(f"{1000 * sum(seconds.values()):.2f}" for seconds in steps.values()))
     return table
 
 

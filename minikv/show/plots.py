@@ -116,6 +116,8 @@ def step_profile(steps: Mapping[str, Mapping[str, float]], title: str, least_sha
         ("white", "\\\\\\"),
         ("#4d4d4d", "xx"),
         ("white", ""),
+        ("#8a8a8a", "|||"),
+        ("white", "--"),
     ]
     places = range(len(steps))[::-1]  # the first on top
     left = dict.fromkeys(steps, 0.0)
