@@ -212,6 +212,9 @@ def test_pip_is_really_called_and_its_last_line_kept(tmp_path: Path) -> None:
 
 
 def test_every_kind_has_its_script_and_fixed_versions() -> None:
+    from minikv.cli import bench
+
+    assert tuple(KINDS) == bench.PEERS
     folder = Path(environments.__file__).parent
     for kind in KINDS.values():
         assert (folder / kind.script).is_file()

@@ -8,7 +8,6 @@ prompts as a step of minikv; then every request decodes one token a step.
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +74,10 @@ class LlamaCpp:
         self._silent = llama_cpp.llama_log_callback(lambda level, text, data: None)  # must live as long as the library
         llama_cpp.llama_log_set(self._silent, None)
         llama_cpp.llama_backend_init()
-        with tempfile.TemporaryDirectory(prefix="minikv-gguf-") as temporary:
-            path = Path(temporary) / "model.gguf"
-            write_gguf(folder, path)
-            options = llama_cpp.llama_model_default_params()
-            options.use_mmap = False  # the file goes
-            self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), options)
+        path = Path(folder) / "gguf" / "model.gguf"  # goes with the folder
+        path.parent.mkdir(exist_ok=True)
+        write_gguf(folder, path)
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
         if not self._model:
             raise RuntimeError("llama.cpp could not load the GGUF file that was written for it")
         self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
