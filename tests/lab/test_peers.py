@@ -114,6 +114,12 @@ def test_a_script_that_cannot_start_says_so(tmp_path: Path) -> None:
         PeerProcess(sys.executable, tmp_path / "wrong.py", 1, {})
 
 
+def test_a_script_that_does_not_come_up_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    with pytest.raises(PeerError, match=r"no answer to 'open' within 0\.2 s"):
+        PeerProcess(sys.executable, tmp_path / "slow.py", 1, {}, open_s=0.2)
+
+
 # ---------------------------------------------------------------- the others' turn
 
 
