@@ -184,7 +184,7 @@ def scaling(found: Mapping[str, Any], title: str) -> Any:
 
 def _steps_panel(axis: Any, lines: Sequence[Sequence[Mapping[str, Any]]], key: str, label: str) -> None:
     for rows, color, marker in zip(lines, (DARK, MIDDLE), ("o", "s"), strict=False):
-        name = f"{rows[0]['sequences']} x" if len(lines) > 1 else "measured"
+        name = f"batch of {rows[0]['sequences']}" if len(lines) > 1 else "measured"
         places = [row[key] for row in rows]
         axis.plot(places, [1000 * row["step_s"] for row in rows], color=color, marker=marker, markersize=4, label=name)
         limit = "limit" if rows is lines[0] else None
