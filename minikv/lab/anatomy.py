@@ -1,7 +1,8 @@
 """Where the time of one step goes, and what paging costs the attention kernel.
 
 A step is: plan who runs, fill the step's tensors (begin), multiply with the weights, attend, sample, book the result.
-``anatomy`` runs real steps of an engine and puts a clock around each of these. ``kernel_bandwidth`` sets the paged
+``anatomy`` runs real steps of an engine and puts a clock around each of these; inside the compiled step, where there is
+no function to put one around, the clock stands between the kernels (``lab/kernel_clock.py``). ``kernel_bandwidth`` sets the paged
 kernel, which walks a block table, against torch's own attention over K and V that lie in one piece: the same bytes,
 without any pages. Bytes of K and V a second is the figure that decides how fast a long context can be decoded.
 """
@@ -10,8 +11,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from statistics import median
+from contextlib import ExitStack, contextmanager
+from statistics import fmean, median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -22,8 +23,10 @@ import torch.nn.functional as F
 from minikv.cache.blocks import BlockTable, blocks_for
 from minikv.cache.paged import Paged
 from minikv.cache.step import Piece
+from minikv.compiled import threads
 from minikv.engine.engine import Engine
 from minikv.engine.runner import TorchRunner
+from minikv.lab.kernel_clock import clocked
 from minikv.model import sampling as sampling_module
 from minikv.model import transformer as transformer_module
 from minikv.model.sampling import Sampling
@@ -32,16 +35,57 @@ from minikv.shape.model_shape import ModelShape
 if TYPE_CHECKING:
     from minikv.model.weights import Model
 
-PARTS = ("plan", "begin", "matrix products", "attention", "sampling", "rest")
+# The parts of a step, in the order in which they come. "attention" is everything between q, k, v and its result; in the
+# compiled step that includes rotary and storing, and the products include norms and sums, which are "rest" in torch's pass.
+LAYER_PARTS = ("q, k, v product", "attention", "out product", "gate and up product", "down product")
+PARTS = ("plan", "begin", *LAYER_PARTS, "head product", "sampling", "rest")
 
 
 class Clock:
-    """Adds up the seconds spent in wrapped functions, by part."""
+    """Adds up the seconds of the steps of ``engine``, by part."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine, runner: TorchRunner) -> None:
+        self.engine, self.runner = engine, runner
         self.seconds = dict.fromkeys(PARTS, 0.0)
+        model = runner.model
+        self._kinds = {id(model.head): "head product"}  # by the weight that is multiplied with
+        for layer in model.layers:
+            products = (part for part in LAYER_PARTS if part != "attention")
+            self._kinds |= dict(zip(map(id, (layer.qkv, layer.out, layer.gate_up, layer.down)), products, strict=True))
 
-    def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def step(self) -> dict[str, float]:
+        """One step of the engine: the seconds of each part."""
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        with self._inside():
+            start = perf_counter()
+            self.engine.step()
+            self.seconds["rest"] = perf_counter() - start - sum(self.seconds.values())
+        return self.seconds
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Put clocks around the parts: around functions, and in the compiled step between its kernels."""
+        engine, kv = self.engine, self.runner.kv
+
+        def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+            return self._around(self._kinds.get(id(weight), "rest"), plain_linear)(x, weight, bias)
+
+        plain_linear = transformer_module.linear
+        wraps: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+            (engine.scheduler, "plan", self._around("plan", engine.scheduler.plan)),
+            (engine.scheduler, "commit", self._around("plan", engine.scheduler.commit)),
+            (kv, "begin", self._around("begin", kv.begin)),
+            (kv, "attend", self._around("attention", kv.attend)),
+            (sampling_module, "choose", self._around("sampling", sampling_module.choose)),
+            (transformer_module, "linear", linear),
+            (threads, "run", clocked(threads.run, self._book_kernels)),
+        )
+        with ExitStack() as patches:
+            for owner, name, timed in wraps:
+                patches.enter_context(patch.object(owner, name, timed))
+            yield
+
+    def _around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = perf_counter()
             try:
@@ -51,28 +95,20 @@ class Clock:
 
         return timed
 
-    @contextmanager
-    def inside(self, engine: Engine, runner: TorchRunner) -> Iterator[None]:
-        """Put the clock around the parts of ``engine``'s steps."""
-        wraps = (
-            (engine.scheduler, "plan", "plan"), (engine.scheduler, "commit", "plan"), (runner.kv, "begin", "begin"),
-            (transformer_module, "linear", "matrix products"), (runner.kv, "attention", "attention"),
-            (sampling_module, "choose", "sampling"),
-        )  # fmt: skip
-        patches = [patch.object(owner, name, self.around(part, getattr(owner, name))) for owner, name, part in wraps]
-        for one in patches:
-            one.start()
-        try:
-            yield
-        finally:
-            for one in patches:
-                one.stop()
+    def _book_kernels(self, seconds: list[float]) -> None:
+        """The kernels of the compiled step: five a layer, and the head's product if logits were wanted."""
+        layers = len(self.runner.model.layers)
+        parts = [*LAYER_PARTS * layers, "head product"]
+        if len(seconds) in (len(parts) - 1, len(parts)):
+            for part, taken in zip(parts, seconds, strict=False):
+                self.seconds[part] += taken
 
 
 def anatomy(model: Model, prompt_tokens: int, requests: int, repeats: int = 20) -> dict[str, dict[str, Any]]:
     """Seconds of each part of a decode step (``requests`` at once) and of a prefill step (512 tokens of one prompt).
 
-    Medians over ``repeats`` steps. The clocks cost a few us a call, so a step takes a little longer than without.
+    Means over the half of ``repeats`` steps that were the fastest: what else the machine does only makes a step longer,
+    and means of the same steps add up, which medians do not. The clocks cost a few us a call in torch's pass.
     """
     draw = random.Random(3)
     new_tokens = repeats + 2 + 2 * requests * blocks_for(prompt_tokens, 512)  # the first to decode wait for the last
@@ -80,34 +116,28 @@ def anatomy(model: Model, prompt_tokens: int, requests: int, repeats: int = 20) 
     engine = Engine(runner=runner, max_batch_tokens=512, prefix_caching=False)
     prefill_tokens = min(512, model.shape.max_context - 1)
 
-    def one_step() -> dict[str, float]:
-        clock = Clock()
-        with clock.inside(engine, runner):
-            start = perf_counter()
-            engine.step()
-            clock.seconds["rest"] = perf_counter() - start - sum(clock.seconds.values())
-        return clock.seconds
-
+    clock = Clock(engine, runner)
     prefills = []
     for number in range(max(2, repeats // 4)):
         engine.add(f"prefill {number}", [draw.randrange(model.shape.vocab) for _ in range(prefill_tokens)], Sampling(max_new_tokens=1))
-        prefills.append(one_step())
+        prefills.append(clock.step())
     for number in range(requests):
         prompt = [draw.randrange(model.shape.vocab) for _ in range(prompt_tokens)]
         engine.add(number, prompt, Sampling(max_new_tokens=new_tokens, ignore_eos=True))
     while any(not text.is_decoding for text in engine.scheduler.sequences()):
         engine.step()
-    decodes = [one_step() for _ in range(repeats)]
+    decodes = [clock.step() for _ in range(repeats)]
     for number in range(requests):
         engine.abort(number)
     return {
-        f"prefill, {prefill_tokens} tokens": _medians(prefills[1:]),
-        f"decode, {requests} x {prompt_tokens:,}": _medians(decodes),
+        f"prefill, {prefill_tokens} tokens": _usual(prefills[1:]),
+        f"decode, {requests} x {prompt_tokens:,}": _usual(decodes),
     }
 
 
-def _medians(steps: list[dict[str, float]]) -> dict[str, Any]:
-    return {part: median(step[part] for step in steps) for part in PARTS}
+def _usual(steps: list[dict[str, float]]) -> dict[str, Any]:
+    faster = sorted(steps, key=lambda seconds: sum(seconds.values()))[: max(1, len(steps) // 2)]
+    return {part: fmean(step[part] for step in faster) for part in PARTS}
 
 
 def kernel_bandwidth(shape: ModelShape, sequences: int, context: int, block_size: int = 16, repeats: int = 15) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 Four workloads, the same for every engine: one short and one long prompt alone, many short ones, several long ones.
 All run the same random weights over the same random tokens, greedily and without early stops, so that the work is the
 same to the token. Speed is generated tokens a second over the whole run, prefill included: the number that a user of
-a batch feels.
+a batch feels. Every engine computes with as many threads, in float32. The others run in processes of their own, which
+are stopped while it is not their turn (``lab/peers/process.py``).
 
 Absolute numbers age with the machine, and on a shared one they change by the minute. So engines take turns, run by
 run, each figure is a median, and beside it stands the *share of the limit*: the least time that the run's own steps
@@ -13,10 +14,10 @@ can take on this machine (``shape/roofline.py`` over ``lab/ceilings.py``), divid
 from __future__ import annotations
 
 import random
-import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -27,6 +28,8 @@ from minikv.engine.metrics import percentile
 from minikv.engine.runner import Runner, StepResult, TorchRunner
 from minikv.engine.scheduler import Plan
 from minikv.lab.ceilings import Ceilings
+from minikv.lab.peers.environments import KINDS, PeerError, python_for
+from minikv.lab.peers.process import PeerProcess, close_all
 from minikv.model.sampling import Sampling
 from minikv.shape.model_shape import ModelShape
 from minikv.shape.roofline import step_cost
@@ -34,9 +37,9 @@ from minikv.shape.roofline import step_cost
 if TYPE_CHECKING:
     from minikv.model.weights import Model
 
-PEERS = {"hf": "minikv.lab.peers.hf:HuggingFace"}
 BLOCK_SIZE = 16
 MAX_BATCH_TOKENS = 512
+MAX_BATCH_REQUESTS = 64
 # A loop of single calls costs the same a request however many there are: so many of a workload's requests are run.
 ONE_BY_ONE_REQUESTS = 4
 
@@ -126,7 +129,7 @@ class Run:
         return self.requests * self.new_tokens / median(self.seconds)
 
 
-Generate = Callable[[list[list[int]], int], list[list[int]]]
+Generate = Callable[[list[list[int]], int], tuple[list[list[int]], float]]  # prompts, new tokens -> their tokens, seconds
 
 
 class Ours:
@@ -136,58 +139,78 @@ class Ours:
         self.model = model
         self.steps: list[Step] = []
 
-    def generate(self, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> tuple[list[list[int]], float]:
+        start = perf_counter()
         blocks = sum(-(-(len(prompt) + new_tokens) // BLOCK_SIZE) for prompt in prompts)
         recorder = Recorder(TorchRunner(self.model, blocks, BLOCK_SIZE))
-        engine = Engine(runner=recorder, max_batch_tokens=MAX_BATCH_TOKENS)
+        engine = Engine(runner=recorder, max_batch_tokens=MAX_BATCH_TOKENS, max_batch_requests=MAX_BATCH_REQUESTS)
         outputs = engine.generate(prompts, Sampling(max_new_tokens=new_tokens, ignore_eos=True))
         self.steps = recorder.steps
-        return [output.tokens for output in outputs]
+        return [output.tokens for output in outputs], perf_counter() - start
 
 
-def open_peers(names: Iterable[str], folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The peers called ``names`` over the weights in ``folder``, and for those that cannot run, why."""
-    opened: dict[str, Any] = {}
+@contextmanager
+def open_peers(
+    names: Iterable[str],
+    folder: Path,
+    model: Model,
+    pythons: Mapping[str, str],
+    say: Callable[[str], None],
+    **settings: Any,
+) -> Iterator[tuple[dict[str, PeerProcess], dict[str, str]]]:
+    """The peers called ``names`` over ``folder``, which has the weights of ``model``; and for those that cannot run, why.
+
+    ``pythons`` and ``say`` are for ``python_for``. ``settings`` go to every peer besides the usual ones. The processes
+    end with the context.
+    """
+    import torch
+
+    usual = {"max_context": model.shape.max_context, "max_batch_tokens": MAX_BATCH_TOKENS, "max_batch_requests": MAX_BATCH_REQUESTS}
+    opened: dict[str, PeerProcess] = {}
     missing: dict[str, str] = {}
-    for name in names:
-        module, _, cls = PEERS[name].partition(":")
-        try:
-            opened[name] = getattr(import_module(module), cls)(folder)
-        except ImportError as wrong:
-            missing[name] = f"not installed: {wrong}"
-        except Exception as wrong:  # whatever a peer does, our own figures are still wanted
-            missing[name] = f"failed to start: {type(wrong).__name__}: {wrong}"
-    return opened, missing
+    try:
+        for name in names:
+            kind = KINDS[name]
+            try:
+                python = python_for(kind, pythons, say)
+                script = Path(__file__).parent / "peers" / kind.script
+                opened[name] = PeerProcess(python, script, torch.get_num_threads(), {"folder": str(folder), **usual, **settings})
+            except (PeerError, OSError) as wrong:  # whatever a peer does, our own figures are still wanted
+                missing[name] = f"did not start: {wrong}"
+        yield opened, missing
+    finally:
+        close_all(opened.values())
 
 
 def measure(
     model: Model,
     workloads: Iterable[BenchWorkload],
     ceilings: Ceilings,
-    peers: Iterable[str] = (),
+    peers: Mapping[str, PeerProcess] | None = None,
     repeats: int = 3,
     progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Run every workload on minikv and on the peers; rows as they stand in the JSON file, and peers that did not run.
+    """Run every workload on minikv and on ``peers``; rows as they stand in the JSON file, and what did not run, with the reason.
 
-    After one warm-up run each, engines take turns ``repeats`` times.
+    After one short run each to warm up, engines take turns ``repeats`` times.
     """
-    from minikv.model.weights import save
-
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="minikv-bench-") as folder:
-        if peers:
-            save(model, folder)
-        opened, missing = open_peers(peers, Path(folder))
-        ours = Ours(model)
-        for workload in workloads:
-            engines: dict[str, Generate] = {"minikv": ours.generate}
-            for peer in opened.values():
-                engines |= peer.engines(batched=workload.requests > 1)
-            runs = _take_turns(workload, model.shape.vocab, engines, ours, repeats, progress)
-            missing |= {f"{name} on {workload.name}": run.failed for name, run in runs.items() if run.failed}
-            rows += _rows(workload, runs, model.shape, ceilings)
+    missing: dict[str, str] = {}
+    ours = Ours(model)
+    for workload in workloads:
+        engines: dict[str, Generate] = {"minikv": ours.generate}
+        for peer in (peers or {}).values():
+            ways = peer.about["together" if workload.requests > 1 else "alone"]
+            engines |= {way: partial(_generate, peer, way) for way in ways}
+        runs = _take_turns(workload, model.shape.vocab, engines, ours, repeats, progress)
+        missing |= {f"{name} on {workload.name}": run.failed for name, run in runs.items() if run.failed}
+        rows += _rows(workload, runs, model.shape, ceilings)
     return rows, missing
+
+
+def _generate(peer: PeerProcess, way: str, prompts: list[list[int]], new_tokens: int) -> tuple[list[list[int]], float]:
+    answer = peer.ask("generate", way=way, prompts=prompts, new_tokens=new_tokens)
+    return answer["tokens"], answer["seconds"]
 
 
 def _take_turns(
@@ -204,24 +227,23 @@ def _take_turns(
                 continue
             progress(f"{workload.name}: {name}")
             new_tokens = workload.new_tokens if turn >= 0 else min(4, workload.new_tokens)
-            start = perf_counter()
             try:
-                outputs = generate(prompts, new_tokens)
-            except Exception as wrong:
-                if name == "minikv":
-                    raise
-                run.failed = f"{type(wrong).__name__}: {wrong}"
+                outputs, seconds = generate(prompts, new_tokens)
+            except PeerError as wrong:
+                run.failed = str(wrong)
                 continue
             if turn >= 0:
-                run.seconds.append(perf_counter() - start)
+                run.seconds.append(seconds)
                 run.outputs = outputs
                 run.steps = ours.steps if name == "minikv" else []
     return runs
 
 
 def _rows(workload: BenchWorkload, runs: dict[str, Run], shape: ModelShape, ceilings: Ceilings) -> list[dict[str, Any]]:
+    """Our row and one for each peer. A peer's share of the limit is taken of our steps' least time, for the same work."""
     ours = runs["minikv"]
     seconds, steps = median(ours.seconds), ours.steps
+    limit_tokens_per_s = ours.requests * ours.new_tokens / limit_seconds(shape, steps, ceilings)
     decode = [step.seconds for step in steps if step.is_decode]
     prefill = [step for step in steps if not step.is_decode]
     row: dict[str, Any] = {
@@ -229,8 +251,8 @@ def _rows(workload: BenchWorkload, runs: dict[str, Run], shape: ModelShape, ceil
         "engine": "minikv",
         "tokens_per_s": ours.tokens_per_s,
         "step_s": seconds / len(steps),
-        "of_limit": limit_seconds(shape, steps, ceilings) / seconds,
-        "limit_tokens_per_s": ours.requests * ours.new_tokens / limit_seconds(shape, steps, ceilings),
+        "of_limit": ours.tokens_per_s / limit_tokens_per_s,
+        "limit_tokens_per_s": limit_tokens_per_s,
         "steps": len(steps),
         "decode_step_s": percentile(decode, 50) if decode else None,
         "prefill_tokens_per_s": sum(new for step in prefill for new, _ in step.pieces) / sum(step.seconds for step in prefill),
@@ -243,9 +265,31 @@ def _rows(workload: BenchWorkload, runs: dict[str, Run], shape: ModelShape, ceil
         same = [a == b for mine, theirs in zip(ours.outputs, run.outputs, strict=False) for a, b in zip(mine, theirs, strict=True)]
         rows.append(
             {
-                "workload": workload.name, "engine": name, "tokens_per_s": run.tokens_per_s, "step_s": None, "of_limit": None,
+                "workload": workload.name, "engine": name, "tokens_per_s": run.tokens_per_s, "step_s": None,
+                "of_limit": run.tokens_per_s / limit_tokens_per_s,
                 "minikv_is_times_faster": ours.tokens_per_s / run.tokens_per_s, "requests": run.requests,
                 "same_tokens": sum(same) / len(same), "times_s": run.seconds,
             }
         )  # fmt: skip
     return rows
+
+
+def marks(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each workload that a peer ran: its best peer and its best Hugging Face, and our speed as a multiple of theirs."""
+    by_workload: dict[str, dict[str, float]] = {}
+    for row in rows:
+        by_workload.setdefault(row["workload"], {})[row["engine"]] = row["tokens_per_s"]
+    found = []
+    for workload, speeds in by_workload.items():
+        ours = speeds.pop("minikv")
+        if not speeds:
+            continue
+        best = max(speeds, key=speeds.__getitem__)
+        hf = max((engine for engine in speeds if engine.startswith("hf ")), key=speeds.__getitem__, default=None)
+        found.append(
+            {
+                "workload": workload, "best_peer": best, "of_best_peer": ours / speeds[best],
+                "best_hf": hf, "of_best_hf": ours / speeds[hf] if hf else None,
+            }
+        )  # fmt: skip
+    return found

@@ -9,6 +9,7 @@ chunk of a prompt), and the rate of bytes (plain reading of as many bytes as the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -40,24 +41,36 @@ def measure_machine(model: Model, block_size: int = 16, chunk_tokens: int = 512,
 
 
 def step_times_s(
-    model: Model, pieces: Sequence[tuple[int, int]], block_size: int = 16, at_least: int = 2, seconds: float = 0.0
+    model: Model,
+    pieces: Sequence[tuple[int, int]],
+    block_size: int = 16,
+    at_least: int = 2,
+    seconds: float = 0.0,
+    pool_blocks: int | None = None,
 ) -> list[float]:
     """Seconds of real steps over ``pieces`` of (new tokens, context tokens), each with one greedy token.
 
     What ``step_cost`` counts, with a clock beside it: every piece is a sequence of its own whose earlier tokens are in
-    the cache already (their K and V are zeros, which take as long to read as any). The step is repeated until
-    ``seconds`` have passed, and at least so many times. The first of them also warms up, and on a fresh machine
-    compiles. ValueError as for ``step_cost``.
+    the cache already (their K and V are zeros, which take as long to read as any). Their blocks lie evenly spread over a
+    pool of ``pool_blocks`` (default: just those that are needed). The step is repeated until ``seconds`` have passed,
+    and at least so many times. The first of them also warms up, and on a fresh machine compiles. ValueError as for
+    ``step_cost``, and for a pool that is too small.
     """
     step_cost(model.shape, pieces, len(pieces))  # raises if the pieces make no sense
-    plan, num_blocks = Plan(num_rows=len(pieces)), 0
+    needed = sum(blocks_for(context, block_size) for _, context in pieces)
+    num_blocks = needed if pool_blocks is None else pool_blocks
+    if num_blocks < needed:
+        raise ValueError(f"these sequences need {needed} blocks, the pool has {num_blocks}")
+    runner = TorchRunner(model, num_blocks, block_size)
+    spread = iter(range(0, num_blocks, num_blocks // needed))
+    plan = Plan(num_rows=len(pieces))
     for row, (new, context) in enumerate(pieces):
-        table, blocks = BlockTable(block_size), blocks_for(context, block_size)
-        table.blocks.extend(range(num_blocks, num_blocks + blocks))
-        num_blocks += blocks
+        table = BlockTable(block_size)
+        for block in islice(spread, blocks_for(context, block_size)):
+            runner.kv.pool[block] = 0.0  # written to, or the system would show one and the same page of zeros everywhere
+            table.blocks.append(block)
         plan.pieces.append(Piece(row, [1] * new, context - new, table))
         plan.draws.append(Draw(row, Sampling(), 0, 0, 0))
-    runner = TorchRunner(model, num_blocks, block_size)
     times: list[float] = []
     until = perf_counter() + seconds
     while len(times) < at_least or perf_counter() < until:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 import minikv
 from minikv.cli import bench as command
+from minikv.compiled import threads
+from minikv.engine.metrics import percentile
 from minikv.errors import RequestError
-from minikv.lab import anatomy, bench, bookkeeping
+from minikv.lab import agentic, anatomy, bench, bookkeeping, kernel_clock, scaling, start_up
 from minikv.lab.bench import BenchWorkload, Recorder, Run, Step, limit_seconds
 from minikv.lab.ceilings import Ceilings, best_seconds
 from minikv.lab.ceilings import measure as measure_ceilings
+from minikv.lab.peers.environments import Kind, PeerError
+from minikv.lab.workload import Workload
 from minikv.shape.model_shape import ModelShape, preset
 from minikv.shape.roofline import step_cost
 
@@ -44,7 +49,8 @@ def test_the_four_workloads_are_those_of_the_table() -> None:
 def test_the_recorded_steps_are_the_work_that_was_done(model) -> None:  # type: ignore[no-untyped-def]
     ours = bench.Ours(model)
     prompts = BenchWorkload(3, 5, 20, 6).prompts(SHAPE.vocab)
-    outputs = ours.generate(prompts, 6)
+    outputs, seconds = ours.generate(prompts, 6)
+    assert seconds > sum(step.seconds for step in ours.steps)
     assert [len(tokens) for tokens in outputs] == [6, 6, 6]
     assert sum(new for step in ours.steps for new, _ in step.pieces) == sum(len(prompt) + 5 for prompt in prompts)
     assert sum(step.rows for step in ours.steps) == 18
@@ -66,70 +72,62 @@ def test_the_recorder_is_the_runner_that_it_wraps(model) -> None:  # type: ignor
 
 
 class Peer:
-    """Answers like minikv, except where it is told to fail."""
+    """Answers like minikv, except where it is told to fail; stands in for a process."""
 
-    def __init__(self, folder: Path) -> None:
-        self.model = minikv.load(folder)
+    def __init__(self, model) -> None:  # type: ignore[no-untyped-def]
+        self.model, self.asked = model, []
+        self.about = {"version": "1", "alone": ["right"], "together": ["right", "right, one by one", "wrong"]}
 
-    def engines(self, batched: bool) -> dict[str, bench.Generate]:
-        def right(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
-            return bench.Ours(self.model).generate(prompts, new_tokens)
-
-        def wrong(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
-            raise OverflowError("too much")
-
-        return {"right": right, "right, one by one": right, "wrong": wrong} if batched else {"right": right}
-
-
-def measure(model, monkeypatch, peers):  # type: ignore[no-untyped-def]
-    monkeypatch.setitem(bench.PEERS, "good", f"{__name__}:Peer")
-    monkeypatch.setitem(bench.PEERS, "absent", "no_such_package_anywhere:Peer")
-    monkeypatch.setitem(bench.PEERS, "broken", "minikv.lab.bench:quick")
-    monkeypatch.setattr(bench, "import_module", lambda name: argparse.Namespace(Peer=Peer) if name == __name__ else __import__(name))
-    workloads = [BenchWorkload(1, 4, 4, 3), BenchWorkload(5, 4, 9, 3)]
-    return bench.measure(model, workloads, ROOF, peers, repeats=2)
+    def ask(self, do: str, way: str, prompts: list[list[int]], new_tokens: int):  # type: ignore[no-untyped-def]
+        self.asked.append((do, way, len(prompts), new_tokens))
+        if way == "wrong":
+            raise PeerError("OverflowError: too much")
+        tokens, _ = bench.Ours(self.model).generate(prompts, new_tokens)
+        return {"tokens": tokens, "seconds": 0.5}
 
 
-def test_a_peer_runs_on_the_same_weights_and_prompts(model, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    rows, missing = measure(model, monkeypatch, ["good"])
+def test_a_peer_runs_on_the_same_prompts_in_turns(model) -> None:  # type: ignore[no-untyped-def]
+    peer = Peer(model)
+    workloads = [BenchWorkload(1, 4, 4, 6), BenchWorkload(5, 4, 9, 6)]
+    rows, missing = bench.measure(model, workloads, ROOF, {"good": peer}, repeats=2)
     assert [(row["workload"], row["engine"]) for row in rows] == [
-        ("1 request, 4 in, 3 out", "minikv"), ("1 request, 4 in, 3 out", "right"),
-        ("5 requests, 4 to 9 in, 3 out", "minikv"), ("5 requests, 4 to 9 in, 3 out", "right"),
-        ("5 requests, 4 to 9 in, 3 out", "right, one by one"),
+        ("1 request, 4 in, 6 out", "minikv"), ("1 request, 4 in, 6 out", "right"),
+        ("5 requests, 4 to 9 in, 6 out", "minikv"), ("5 requests, 4 to 9 in, 6 out", "right"),
+        ("5 requests, 4 to 9 in, 6 out", "right, one by one"),
     ]  # fmt: skip
     assert [row["same_tokens"] for row in rows if row["engine"] != "minikv"] == [1.0, 1.0, 1.0]
+    assert rows[1]["tokens_per_s"] == 6 / 0.5
+    assert rows[1]["of_limit"] == pytest.approx(rows[0]["of_limit"] * rows[1]["tokens_per_s"] / rows[0]["tokens_per_s"])
     assert rows[-1]["requests"] == bench.ONE_BY_ONE_REQUESTS
     assert all(len(row["times_s"]) == 2 for row in rows)
-    assert missing == {"wrong on 5 requests, 4 to 9 in, 3 out": "OverflowError: too much"}
+    assert missing == {"wrong on 5 requests, 4 to 9 in, 6 out": "OverflowError: too much"}
+    assert peer.asked[:3] == [("generate", "right", 1, 4), ("generate", "right", 1, 6), ("generate", "right", 1, 6)]  # first a short one
+    assert [way for _, way, _, _ in peer.asked[3:8]] == ["right", "right, one by one", "wrong", "right", "right, one by one"]
 
 
-def test_a_peer_that_is_not_there_is_named(model, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    rows, missing = measure(model, monkeypatch, ["absent", "broken"])
-    assert {row["engine"] for row in rows} == {"minikv"}
-    assert "not installed" in missing["absent"]
-    assert "no_such_package_anywhere" in missing["absent"]
-    assert "failed to start" in missing["broken"]
+def test_peers_that_do_not_start_are_named(model, monkeypatch, fake_peer: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setitem(bench.KINDS, "fine", Kind("fine", str(fake_peer), "json", ("fine",), "tiny"))
+    monkeypatch.setitem(bench.KINDS, "absent", Kind("absent", str(tmp_path / "absent.py"), "json", ("absent",), "tiny"))
+    with bench.open_peers(["absent", "fine"], tmp_path, model, {}, print, mode="good") as (opened, missing):
+        assert list(opened) == ["fine"]
+        assert opened["fine"].about["version"].endswith("['max_batch_requests', 'max_batch_tokens', 'max_context'])")
+        assert "did not start: ended without an answer" in missing["absent"]
+    with pytest.raises(PeerError, match="it has ended"):
+        opened["fine"].ask("generate")
+
+
+def test_the_marks_are_the_best_peer_and_the_best_of_hugging_face() -> None:
+    speeds = [("a", "minikv", 100), ("a", "vllm", 50), ("a", "hf one", 20), ("a", "hf two", 25), ("b", "minikv", 10), ("c", "minikv", 9)]
+    rows = [{"workload": workload, "engine": engine, "tokens_per_s": speed} for workload, engine, speed in speeds]
+    rows.append({"workload": "c", "engine": "vllm", "tokens_per_s": 18})
+    assert bench.marks(rows) == [
+        {"workload": "a", "best_peer": "vllm", "of_best_peer": 2.0, "best_hf": "hf two", "of_best_hf": 4.0},
+        {"workload": "c", "best_peer": "vllm", "of_best_peer": 0.5, "best_hf": None, "of_best_hf": None},
+    ]
 
 
 def test_tokens_per_s_is_that_of_the_median_run() -> None:
     assert Run(requests=4, new_tokens=10, seconds=[9.0, 2.0, 1.0]).tokens_per_s == 20.0
-
-
-def test_the_hugging_face_peer_serves_the_same_tokens(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    from minikv.lab.peers.hf import HuggingFace
-    from minikv.model.weights import save
-
-    model = minikv.load(shape=SHAPE)
-    save(model, tmp_path)
-    peer = HuggingFace(tmp_path)
-    prompts = BenchWorkload(3, 4, 9, 4).prompts(SHAPE.vocab)
-    ours = bench.Ours(model).generate(prompts, 4)
-    engines = peer.engines(batched=True)
-    assert list(engines) == ["hf generate", "hf generate, one by one", "hf continuous batching"]
-    for name in list(engines)[:2]:  # the third needs seconds to stop its thread
-        assert engines[name](prompts, 4) == ours, name
-    assert list(peer.engines(batched=False)) == ["hf generate"]
 
 
 def test_bookkeeping_keeps_the_pool_full() -> None:
@@ -147,8 +145,15 @@ def test_bookkeeping_keeps_the_pool_full() -> None:
     pool.engine.check_integrity()
 
 
-def test_the_parts_of_a_step_are_all_there(model) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_parts_of_a_step_are_all_there(model, monkeypatch, compiled: bool) -> None:  # type: ignore[no-untyped-def]
+    from minikv.engine.decode import CompiledStep
+
+    calls: list[bool] = []
+    can = CompiledStep.can
+    monkeypatch.setattr(CompiledStep, "can", lambda *step: calls.append(compiled and can(*step)) or calls[-1])
     parts = anatomy.anatomy(model, prompt_tokens=20, requests=3, repeats=3)
+    assert any(calls) == compiled  # the clocks must not push the step onto another path
     assert list(parts) == ["prefill, 127 tokens", "decode, 3 x 20"]
     for seconds in parts.values():
         assert tuple(seconds) == anatomy.PARTS
@@ -156,6 +161,22 @@ def test_the_parts_of_a_step_are_all_there(model) -> None:  # type: ignore[no-un
     row = anatomy.kernel_bandwidth(SHAPE, sequences=2, context=20, repeats=1)
     assert row["paged_gb_s"] > 0
     assert row["contiguous_gb_s"] > 0
+
+
+def test_a_clock_between_kernels_changes_no_result(model) -> None:  # type: ignore[no-untyped-def]
+    prompts = BenchWorkload(2, 4, 9, 5).prompts(SHAPE.vocab)
+    plain, _ = bench.Ours(model).generate(prompts, 5)
+    told: list[list[float]] = []
+    with patch.object(threads, "run", kernel_clock.clocked(threads.run, told.append)):
+        assert bench.Ours(model).generate(prompts, 5)[0] == plain
+    assert len(told) >= 4  # every decode step
+    assert {len(seconds) for seconds in told} == {5 * SHAPE.layers + 1}
+    assert min(map(min, told)) >= 0
+
+
+def test_the_fastest_half_of_the_steps_counts() -> None:
+    steps = [dict.fromkeys(anatomy.PARTS, seconds) for seconds in (5.0, 1.0, 3.0, 9.0)]
+    assert anatomy._usual(steps) == dict.fromkeys(anatomy.PARTS, 2.0)
 
 
 def test_ceilings_are_measured(monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -172,27 +193,164 @@ def test_ceilings_are_measured(monkeypatch) -> None:  # type: ignore[no-untyped-
     assert (ROOF.bytes_per_s, ROOF.flops_per_s) == (20e9, 100e9)
 
 
-def test_the_command_writes_the_fixed_words(monkeypatch, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+@pytest.fixture
+def small(monkeypatch, fake_peer: Path):  # type: ignore[no-untyped-def]
+    """The command on a tiny model, with a peer that needs nothing installed in the place of vLLM."""
     from minikv.lab import ceilings
+    from minikv.shape import model_shape
 
+    monkeypatch.setattr(model_shape, "preset", lambda name: SHAPE)
     monkeypatch.setattr(ceilings, "measure", lambda shape, seconds: ROOF)
-    monkeypatch.setattr(bench, "WORKLOADS", (BenchWorkload(1, 4, 4, 2), BenchWorkload(2, 4, 4, 2)))
+    monkeypatch.setattr(bench, "WORKLOADS", (BenchWorkload(1, 4, 4, 2), BenchWorkload(8, 4, 4, 4)))
     monkeypatch.setattr(bookkeeping, "CACHED_BLOCKS", (200, 400))
-    monkeypatch.setattr(anatomy, "anatomy", lambda *_, **__: {"decode": dict.fromkeys(anatomy.PARTS, 0.001)})
-    monkeypatch.setitem(bench.PEERS, "hf", "no_such_package_anywhere:Peer")
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    file = tmp_path / "bench.json"
-    assert command.run(parser.parse_args(["--quick", "--peer", "hf", "--json", str(file)])) == 0
+    monkeypatch.setattr(command, "PROFILED", ((1, 8), (2, 9)))
+    monkeypatch.setattr(agentic, "WORKLOAD", Workload(32, 6, 4, 2))
+    monkeypatch.setattr(agentic, "SESSIONS", (2, 3))
+    monkeypatch.setattr(start_up, "seconds_to_tokens", lambda folder: {"first_token_s": 1.0, "second_token_s": 1.25})
+    monkeypatch.setitem(bench.KINDS, "vllm", Kind("vllm", str(fake_peer), "json", ("vllm",), "tiny", shares_prefixes=True))
+
+    def run(*words: str) -> int:
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser)
+        return command.run(parser.parse_args(words))
+
+    return run
+
+
+def test_the_command_measures_everything_beside_a_peer(small, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    file, figure = tmp_path / "bench.json", tmp_path / "profile.png"
+    words = ("--peer", "vllm", "--peer", "llama.cpp", "--peer-python", "llama.cpp=nowhere")
+    assert small("--quick", *words, "--json", str(file), "--plot", str(figure)) == 0
     content = json.loads(file.read_text())
     assert content["ceilings"]["copy_gb_s"] == 8.0
     assert content["ceilings"]["gemm_gflop_s"] == 100.0
-    assert len(content["rows"]) == 2
+    assert [row["engine"] for row in content["rows"]] == ["minikv", "fake", "minikv", "fake", "fake, one by one"]
     for row in content["rows"]:
-        assert row["engine"] == "minikv"
-        assert min(row["tokens_per_s"], row["step_s"], row["of_limit"]) > 0
+        assert min(row["tokens_per_s"], row["of_limit"]) > 0
+        assert row["engine"] != "minikv" or row["step_s"] > 0
+    assert [row["best_hf"] for row in content["marks"]] == [None, None]
+    assert [(row["sessions"], row["engine"]) for row in content["agentic"]] == [(2, "minikv"), (2, "vllm"), (3, "minikv"), (3, "vllm")]
+    assert content["start_up_s"] == {"warm": {"first_token_s": 1.0, "second_token_s": 1.25}}
+    assert content["missing"] == {"llama.cpp": "did not start: not there: nowhere is no Python"}
+    assert len(content["step_parts_s"]) == 3
     printed = capsys.readouterr().out
-    assert "not measured: hf: not installed" in printed
-    assert "1 request, 4 in" in printed
-    with pytest.raises(RequestError, match="repeats"):
-        command.run(parser.parse_args(["--repeats", "0"]))
+    for said in (
+        "not measured: llama.cpp: did not start",
+        "1 request, 4 in",
+        "vllm: fake 1.0",
+        "the marks",
+        "sessions of agents",
+        "start-up",
+    ):
+        assert said in printed
+    assert figure.stat().st_size > 5_000
+
+
+def test_without_peers_nothing_is_said_of_marks_or_agents(small, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    assert small("--quick", "--json", str(tmp_path / "bench.json")) == 0
+    content = json.loads((tmp_path / "bench.json").read_text())
+    assert (content["marks"], content["missing"], content["peers"]) == ([], {}, {})
+    assert "agentic" not in content
+    assert "the marks" not in capsys.readouterr().out
+
+
+def test_scaling_is_measured_and_drawn(small, monkeypatch, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(scaling, "SEQUENCES", (1, 2, 3))
+    monkeypatch.setattr(scaling, "SEQUENCES_CONTEXT", 20)
+    monkeypatch.setattr(scaling, "CONTEXTS", (8, 16, 64, 100, 4096))
+    monkeypatch.setattr(scaling, "POOLS", (40, 80, 160))
+    monkeypatch.setattr(scaling, "POOLS_SEQUENCES", 2)
+    monkeypatch.setattr(scaling, "POOLS_CONTEXT", 60)
+    file = tmp_path / "scaling.json"
+    assert small("--scaling", "--quick", "--json", str(file), "--plot", str(tmp_path / "scaling.png")) == 0
+    found = json.loads(file.read_text())["scaling"]
+    assert [row["sequences"] for row in found["batch"]] == [1, 3]
+    assert [(row["sequences"], row["context"]) for row in found["context"]] == [(1, 8), (1, 64), (8, 8), (8, 64)]
+    assert [row["pool_blocks"] for row in found["pool"]] == [40, 160]
+    assert all(0 < row["limit_s"] < row["step_s"] for row in [*found["batch"], *found["context"], *found["pool"]])
+    assert (tmp_path / "scaling.png").stat().st_size > 5_000
+    assert "memory, MB" in capsys.readouterr().out
+
+
+def test_memory_is_what_the_arithmetic_says() -> None:
+    shape = preset("bench-14m")
+    rows = [scaling.pool_row(shape, blocks) for blocks in (256, 512)]
+    assert [row["computed_bytes"] for row in rows] == [256 * 2**17, 512 * 2**17]
+    assert [row["tensor_bytes"] for row in rows] == [257 * 2**17, 513 * 2**17]
+    assert scaling.worst_memory_error(rows) < 0.05
+    weights = scaling.weights_row(minikv.load(shape=shape))
+    assert weights["computed_bytes"] == weights["tensor_bytes"] == 4 * shape.parameters
+    assert scaling.worst_memory_error([{"rss_bytes": None, "tensor_bytes": 90, "computed_bytes": 100}]) == pytest.approx(0.1)
+
+
+def test_a_fresh_process_says_two_tokens(tmp_path: Path) -> None:
+    times = start_up.seconds_to_tokens(None)
+    assert 0 < times["first_token_s"] < times["second_token_s"]
+
+
+def test_start_up_is_the_median_of_warm_ones_and_one_with_nothing_kept(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    folders: list[str | None] = []
+    warm = iter([99.0, 3.0, 1.0, 2.0])
+
+    def seconds(folder: str | None) -> dict[str, float]:
+        folders.append(folder)
+        return dict.fromkeys(("first_token_s", "second_token_s"), 40.0 if folder else next(warm))
+
+    monkeypatch.setattr(start_up, "seconds_to_tokens", seconds)
+    found = start_up.measure(3)
+    assert found["warm"]["first_token_s"] == 2.0
+    assert found["empty"]["first_token_s"] == 40.0
+    assert folders[:4] == [None] * 4
+    assert folders[4] is not None
+
+
+def test_the_pool_of_the_agents_is_that_of_the_issue() -> None:
+    assert agentic.pool_blocks(agentic.WORKLOAD) == 16 + 405  # 512 shared tokens; 13.5 times 30 blocks
+    assert agentic.pool_settings(agentic.WORKLOAD) == {"blocks": 421, "block_size": 32}
+    assert [agentic.WORKLOAD.prompt_tokens(turn) for turn in (0, 11)] == [576, 1456]
+    assert agentic.quick(agentic.WORKLOAD).turns == 4
+
+
+def test_cold_turns_stand_apart() -> None:
+    def turn(number: int, ttft: float) -> agentic.Answered:
+        return agentic.Answered(number, 100, 0 if number == 0 else 75, 4, 10.0, ttft, 10.0 + 2 * ttft)
+
+    runs = [[turn(0, 8.0), turn(1, 1.0)], [turn(0, 6.0), turn(1, 3.0)]]
+    row = agentic.summarize("minikv", 1, runs)
+    assert (row["p50_ttft_s"], row["p99_ttft_s"]) == (percentile([1.0, 3.0], 50), percentile([1.0, 3.0], 99))
+    assert row["cold_p99_ttft_s"] == percentile([6.0, 8.0], 99)
+    assert row["hit_rate"] == 0.75
+    assert row["tokens_per_s"] == 16 / (16.0 + 12.0)
+
+
+def test_an_engine_that_fails_with_the_agents_is_named_and_the_other_goes_on() -> None:
+    calls: list[tuple[str, int]] = []
+
+    def good(sessions: int) -> list[agentic.Answered]:
+        calls.append(("good", sessions))
+        return [agentic.Answered(turn, 10, 5, 1, 0.0, 1.0, 2.0) for turn in (0, 1)]
+
+    def bad(sessions: int) -> list[agentic.Answered]:
+        calls.append(("bad", sessions))
+        if sessions > 3:
+            raise PeerError("out of blocks")
+        return good(sessions)
+
+    rows, missing = agentic.measure({"minikv": good, "vllm": bad}, (3, 4, 5))
+    assert [(row["sessions"], row["engine"]) for row in rows] == [(3, "minikv"), (3, "vllm"), (4, "minikv"), (5, "minikv")]
+    assert missing == {"vllm, agents": "out of blocks"}
+    assert ("bad", 5) not in calls
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--repeats", "0"], "repeats"),
+        (["--peer-python", "vllm"], "NAME=PATH"),
+        (["--peer-python", "other=python"], "NAME=PATH"),
+        (["--plot", "profile.txt"], "png"),
+    ],
+)
+def test_what_the_command_cannot_do_is_said_before_it_starts(small, words: list[str], said: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(RequestError, match=said):
+        small(*words)

@@ -40,3 +40,21 @@ def test_steps_are_repeated_for_as_long_as_asked():
 def test_pieces_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="a piece of 3 new tokens cannot have a context of 2"):
         step_times_s(minikv.load(shape=SHAPE), [(3, 2)])
+
+
+def test_blocks_lie_all_over_a_larger_pool(monkeypatch):
+    tables = []
+    execute = TorchRunner.execute
+
+    def watched(runner, plan, now):
+        tables.append([list(piece.table.blocks) for piece in plan.pieces])
+        return execute(runner, plan, now)
+
+    monkeypatch.setattr(TorchRunner, "execute", watched)
+    step_times_s(minikv.load(shape=SHAPE), [(1, 9), (1, 8)], block_size=4, pool_blocks=100)
+    assert tables[0] == [[0, 20, 40], [60, 80]]
+
+
+def test_a_pool_that_is_too_small_is_refused():
+    with pytest.raises(ValueError, match="need 5 blocks, the pool has 4"):
+        step_times_s(minikv.load(shape=SHAPE), [(1, 9), (1, 8)], block_size=4, pool_blocks=4)

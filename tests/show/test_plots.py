@@ -45,6 +45,56 @@ def test_a_curve_of_capacities_is_drawn(tmp_path):
     assert (tmp_path / "c.png").exists()
 
 
+PARTS = ("plan", "product", "attention", "rest")
+
+
+def test_a_steps_parts_add_up_to_the_whole(tmp_path):
+    steps = {"prefill": dict(zip(PARTS, (0.001, 0.08, 0.01, 0.009), strict=True)), "decode": dict.fromkeys(PARTS, 0.002)}
+    figure = plots.step_profile(steps, "title")
+    (axis,) = figure.axes
+    rights = [max(bar.get_x() + bar.get_width() for container in axis.containers for bar in [container[i]]) for i in range(2)]
+    assert rights == pytest.approx([100.0, 100.0])
+    assert [container.get_label() for container in axis.containers] == list(PARTS)
+    said = [text.get_text() for text in axis.texts]
+    assert "80 %" in said
+    assert {"100 ms", "8 ms"} <= set(said)
+    plots.save(figure, tmp_path / "p.png")
+
+
+def test_parts_that_are_small_everywhere_go_to_the_last():
+    steps = {"one": {"tiny": 0.001, "large": 0.899, "rest": 0.1}, "two": {"tiny": 0.002, "large": 0.498, "rest": 0.5}}
+    figure = plots.step_profile(steps, "title", least_share=0.01)
+    large, rest = figure.axes[0].containers
+    assert [bar.get_width() for bar in large] == pytest.approx([89.9, 49.8])
+    assert [bar.get_width() for bar in rest] == pytest.approx([10.1, 50.2])
+
+
+def test_ten_parts_look_different():
+    figure = plots.step_profile({"one": {f"part {i}": 1.0 for i in range(10)}}, "title")
+    looks = {(container[0].get_facecolor(), container[0].get_hatch()) for container in figure.axes[0].containers}
+    assert len(looks) == 10
+
+
+def test_scaling_is_drawn(tmp_path):
+    def step(sequences, context, pool=None):
+        return {"sequences": sequences, "context": context, "pool_blocks": pool, "step_s": 0.01, "limit_s": 0.004}
+
+    found = {
+        "batch": [step(1, 64), step(8, 64)],
+        "context": [step(count, tokens) for count in (1, 8) for tokens in (64, 256)],
+        "pool": [step(8, 64, blocks) for blocks in (256, 1024)],
+        "memory": [{"what": "weights", "computed_bytes": 10**7, "tensor_bytes": 10**7, "rss_bytes": None}],
+        "bookkeeping": [{"cached_blocks": n, "decode_us_per_token": 6.0, "lookup_us_per_prompt_token": 0.4} for n in (1_000, 10_000)],
+        "start_up_s": {"warm": {"first_token_s": 2.0, "second_token_s": 2.1}, "empty": {"first_token_s": 20.0, "second_token_s": 31.0}},
+    }
+    figure = plots.scaling(found, "title")
+    assert len(figure.axes) == 6
+    batch = figure.axes[0].lines
+    assert list(batch[0].get_ydata()) == [10.0, 10.0]
+    assert list(batch[1].get_ydata()) == [4.0, 4.0]
+    plots.save(figure, tmp_path / "s.png")
+
+
 def test_whole_numbers():
     assert console.whole_numbers("3,1,3") == [1, 3]
     for wrong in ("", "a", "1,,2", "0", "-1", "1.5"):
