@@ -27,6 +27,7 @@ from minikv.classroom.grading.marks import NOT_GRADED, Mark, MarksError
 from minikv.classroom.grading.run import STOP, Limits, Ran, Verdict, run
 from minikv.classroom.grading.submissions import Handed, SubmissionsError, Unreadable, Work
 from minikv.classroom.grading.supervise import hardened
+from minikv.classroom.grading.suspicion import suspicious
 
 
 class GraderError(Exception):
@@ -132,7 +133,8 @@ def _grade_one(
     ran = run(assignment, work, limits, secret)
     if ran.not_graded:
         return _not_graded(assignment, handed, ran.not_graded, void)
-    believe(ran, compared)
+    if suspicious(work, assignment):
+        believe(ran, compared)
     withhold(ran, work, assignment, secret)
     work.tampered += dict.fromkeys(ran.tampered)
     return Graded(marks.mark(assignment, handed, work, ran, void, bool(stamp) and stamp != sha256(assignment.source)), work)
@@ -155,7 +157,8 @@ def reference(assignment: Assignment, limits: Limits, secret: bytes) -> dict[str
 
 
 def believe(ran: Ran, compared: Mapping[str, int]) -> None:
-    """Take back what a check gave although fewer comparisons were made than a right answer needs."""
+    """Take back what a check gave although fewer comparisons were made than on the solution. For suspicious code only: a right
+    answer of another form may need fewer, where a check compares each of its parts."""
     for name, verdict in ran.verdicts.items():
         if verdict.passed and ran.compared.get(name, 0) < compared.get(name, 0):
             ran.verdicts[name] = Verdict(False, "The check did not run to its end.")
@@ -264,6 +267,8 @@ def _with_progress(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    if journal.compared is None:
+        journal.solved(reference(assignment, limits, secret))
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task("grading", total=len(handed))
         return grade(
@@ -274,7 +279,7 @@ def _with_progress(
             secret=secret,
             void=tuple(arguments.void),
             done=lambda mark: progress.advance(bar),
-            compared=reference(assignment, limits, secret),
+            compared=journal.compared,
             journal=journal,
         )
 

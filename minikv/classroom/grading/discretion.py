@@ -24,29 +24,27 @@ SECRET = "(not shown: this held the teacher's secret)"
 def withhold(ran: Ran, work: Work, assignment: Assignment, secret: bytes) -> None:
     """Take out of what ``ran`` tells what its author must not be told, and note who tried."""
     checks = {cell.id: cell for cell in assignment.of("check")}
-    if secret:
-        _hide_secret(ran, _secrets(secret, checks))
-    if suspicious(work, assignment):
-        ran.broken = {name: f"{said.partition(':')[0]} {WITHHELD}" for name, said in ran.broken.items()}
-        ran.verdicts = {
-            name: verdict if verdict.passed or verdict.hidden else replace(verdict, message=_ours(verdict.message, checks[name]))
-            for name, verdict in ran.verdicts.items()
-        }
+    secrets = _secrets(secret, checks) if secret else []
+    dubious = suspicious(work, assignment)
+    told = set()
+    for name, said in ran.broken.items():
+        if any(each in said for each in secrets):
+            told.add(name)
+            ran.broken[name] = SECRET
+        elif dubious:
+            ran.broken[name] = f"{said.partition(':')[0]} {WITHHELD}"
+    for name, verdict in ran.verdicts.items():
+        if any(each in verdict.message for each in secrets):
+            told.add(name)
+            ran.verdicts[name] = replace(verdict, message=SECRET)
+        elif dubious and not verdict.passed and not verdict.hidden:
+            ran.verdicts[name] = replace(verdict, message=_ours(verdict.message, checks[name]))
+    ran.tampered += [f"{name}: its message held the teacher's secret, or what hidden inputs are drawn from" for name in sorted(told)]
 
 
 def _secrets(secret: bytes, checks: Iterable[str]) -> list[str]:
     written = secret.decode("utf-8", "replace")
     return [written, written[::-1], secret.hex(), *(seed_for(secret, name) for name in checks)]
-
-
-def _hide_secret(ran: Ran, secrets: list[str]) -> None:
-    told = {name for name, said in ran.broken.items() if any(each in said for each in secrets)}
-    ran.broken.update(dict.fromkeys(told, SECRET))
-    for name, verdict in ran.verdicts.items():
-        if any(each in verdict.message for each in secrets):
-            told.add(name)
-            ran.verdicts[name] = replace(verdict, message=SECRET)
-    ran.tampered += [f"{name}: its message held the teacher's secret, or what hidden inputs are drawn from" for name in sorted(told)]
 
 
 def _ours(message: str, check: Cell) -> str:

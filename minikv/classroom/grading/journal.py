@@ -14,6 +14,7 @@ import json
 import os
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class Journal:
 
     def __init__(self, table: Path, secret: bytes, same: str) -> None:
         self.path, self.key = table.with_name(f"{table.name}.partial"), hmac.digest(secret, same.encode(), "sha256")
+        self.compared: dict[str, int] | None = None  # what the solution has shown, once it has
         self.marks: dict[str, Mark] = {}
         self.deaths: Counter[str] = Counter()
         self.refused = 0
@@ -55,6 +57,11 @@ class Journal:
         """It is neither finished nor to blame."""
         self._write({"done": _name(handed)})
 
+    def solved(self, compared: Mapping[str, int]) -> None:
+        """The solution got all its points, with so many comparisons in each check."""
+        self.compared = dict(compared)
+        self._write({"compared": self.compared})
+
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
 
@@ -73,6 +80,9 @@ class Journal:
                 self.refused += 1  # of other arguments, cut off in the middle, or not ours
                 continue
             what = json.loads(line)
+            if "compared" in what:
+                self.compared = what["compared"]
+                continue
             if "begun" in what:
                 self.deaths[what["begun"]] += 1
                 continue

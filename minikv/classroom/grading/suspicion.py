@@ -1,7 +1,7 @@
 """What a person should look at: code that computes an answer rarely needs to know about frames, hooks or other files.
 
-Each flag is a sentence and never a zero: there are honest reasons for every one of them. Patterns are looked for in the code as it
-was handed in and as Python reads it: without comments, with text put together that was taken apart ("__sub" + "classes__").
+Each flag is a sentence and never a zero: there are honest reasons for every one of them. Patterns are looked for in the code as Python
+reads it: without comments and docstrings, and with text put together that was taken apart ("__sub" + "classes__").
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FRAMES = (
 PATTERNS = {
     "reads other people's frames or code": FRAMES,
     "walks through all objects":
-        r"__subclasses__|get_objects|get_refer(rers|ents)|\b(import|from)\s+gc\b|\bgc\.(?!collect\b)|__mro__|\.mro\(",
+        r"__subclasses__|get_objects|get_refer(rers|ents)|\bfrom gc\b|\bgc as\b|\bgc\.(?!collect\b)|__mro__|\.mro\(",
     "touches the machinery of the checks": r"minikv\.classroom|MinikvGuard|\b(hidden_random|oracle|CheckFailed|lock_minikv|use_seed)\b",
     "loads modules by a back door": r"sys\.modules|import_module|importlib|__import__|__loader__|__spec__|\brunpy\b|\bpkgutil\b",
     "touches the notebook's own hooks":
@@ -88,7 +88,7 @@ def _all_text(parts: Any) -> str:
 
 def _suspicious(code: str, supplied: str) -> Iterator[str]:
     tree = _tree(code)
-    text = f"{code}\n{_read(tree)}" if tree else code
+    text = _read(tree) if tree else code
     yield from (said for said, pattern in _COMPILED.items() if pattern.search(text) and not pattern.search(supplied))
     if tree is None:
         if re.search(r"^\s*[%!]", code, re.MULTILINE):
@@ -148,7 +148,7 @@ class _Folded(ast.NodeTransformer):
                 return left + right
             if isinstance(node.op, ast.Mult) and max(x if isinstance(x, int) else len(x) for x in (left, right)) < self.LIMIT:
                 return left * right
-            return left % right if isinstance(node.op, ast.Mod) and isinstance(left, str) and len(left) < 200 else None
+            return left % right if isinstance(node.op, ast.Mod) and not re.search(r"%[^s%]", left) else None
         if isinstance(node, ast.Subscript):
             return self._known(node.value)[self._known(node.slice)]
         if isinstance(node, ast.JoinedStr):
