@@ -90,11 +90,11 @@ class Obliging(torch.Tensor):
     __torch_dispatch__ = __torch_function__
 
 
-class Text(str):
+class OwnText(str):
     __slots__ = ()
 
 
-class Number(float):
+class OwnNumber(float):
     pass
 
 
@@ -108,9 +108,9 @@ class Kind(enum.IntEnum):
         (lambda: torch.Tensor._make_subclass(Obliging, torch.zeros(2)), torch.zeros(2), "Tensor"),
         (lambda: [torch.Tensor._make_subclass(Obliging, torch.zeros(2))], [[0.0, 0.0]], "Tensor"),
         (lambda: np.zeros(2).view(np.recarray), np.zeros(2), "array"),
-        (lambda: Number(4), 4.0, "float"),
+        (lambda: OwnNumber(4), 4.0, "float"),
         (lambda: Kind.FOUR, 4, "int"),
-        (lambda: Text("four"), "four", "str"),
+        (lambda: OwnText("four"), "four", "str"),
     ],
 )
 def test_a_class_of_ones_own_is_refused_and_a_plain_value_asked_for(value, wanted, plain):

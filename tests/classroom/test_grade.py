@@ -368,7 +368,9 @@ def above(what):
             return process
         process = int(open(f"/proc/{process}/stat").read().rpartition(")")[2].split()[1])
 """
-ESCAPES = ABOVE + """\
+ESCAPES = (
+    ABOVE
+    + """\
 if os.fork() == 0:
     os.setsid()
     supervisor = above("supervise.py")
@@ -379,6 +381,7 @@ if os.fork() == 0:
         os.execv("/bin/sleep", ["sleep", "98763"])
     os._exit(0)
 """
+)
 SPY = {
     "e90_double": "seen = open({path!r}).read().strip()\ndef double(x):\n    raise ValueError(seen)",
     "e90_shout": "def shout(text):\n    return seen",
@@ -508,7 +511,9 @@ def test_a_grader_that_is_killed_leaves_nothing_running_and_goes_on_where_it_was
     """By a submission that kills it, again and again: the third time that one is not run, and the others have their marks."""
     (tmp_path / "ada.ipynb").write_text(json.dumps(solved(source)))
     sleeps = "\nimport time\ntime.sleep(20)\n"  # so that it outlives the grader, unless somebody ends it
-    (tmp_path / "kim.ipynb").write_text(json.dumps(solved(source, e90_shout=ABOVE + r"os.kill(above('minikv.classroom\0grade'), 9)" + sleeps)))
+    (tmp_path / "kim.ipynb").write_text(
+        json.dumps(solved(source, e90_shout=ABOVE + r"os.kill(above('minikv.classroom\0grade'), 9)" + sleeps))
+    )
     table, scratch = tmp_path / "g.csv", tmp_path / "scratch"
     files = [str(tmp_path / "ada.ipynb"), str(tmp_path / "kim.ipynb")]
     scratch.mkdir()

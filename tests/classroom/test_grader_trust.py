@@ -343,7 +343,9 @@ def test_honest_code_is_not_named(assignment, code):
     assert suspicion.flags(work(f"{RIGHT}\n{code}"), assignment) == []
 
 
-@pytest.mark.parametrize("code", ["x = 'a' * 10**9", "x = '%999999999d' % 1", "x = " + "(" * 150 + "1" + ")" * 150, "x = " + "-" * 5000 + "1"])
+@pytest.mark.parametrize(
+    "code", ["x = 'a' * 10**9", "x = '%999999999d' % 1", "x = " + "(" * 150 + "1" + ")" * 150, "x = " + "-" * 5000 + "1"]
+)
 def test_code_that_is_hard_to_read_is_read_in_no_time(assignment, code):
     started = run.time.monotonic()
     suspicion.flags(work(code), assignment)
