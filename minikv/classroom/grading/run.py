@@ -248,9 +248,10 @@ class _Process:
         self.process.stdin.close()  # the supervisor reads it as: end everything
         try:
             self.process.wait(20)
-        except subprocess.TimeoutExpired:  # it may have been stopped
+            self.supervisor_lost = self.process.returncode < 0  # ended by a signal, whoever sent it
+        except subprocess.TimeoutExpired:  # stopped by whomever, or on a machine that is far too busy: nobody is blamed
             self.process.kill()
-        self.supervisor_lost = self.process.wait() < 0  # ended by a signal, whoever sent it
+            self.process.wait()
         self.ended_by_kill = self.process.returncode == 256 - signal.SIGKILL  # pytest was, and the supervisor passes it on
         supervise.kill(lambda: [*supervise.strays(self.mark, str(self.folder)), *supervise.orphans()])
         os.close(self.reports)
