@@ -5,7 +5,8 @@
 
 The learner's functions run inside ``check``, so that whatever they raise becomes a message as well. What they return may be
 anything: it is cast to the kind of the wanted value before it is compared, and the comparison is ours, never an ``__eq__``
-of the learner's. A ``mistake`` that is recognised is named in the message.
+of the learner's. Tensors, arrays, numbers and text of a class of the learner's own are refused: torch would ask such a class
+for its content, and it could answer what is wanted. A ``mistake`` that is recognised is named in the message.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def expect(got: Any, wanted: Any, what: str = "", *, mistakes: Mistakes | None =
     want = _plain(wanted, wanted)
     if not _same(have, want, tolerance):
         _fail(name + _difference(have, want, tolerance), got, mistakes, tolerance)
+    _held["comparisons"] += 1
 
 
 def require(holds: Any, found: str, *, mistakes: Mistakes | None = None, got: Any = None) -> None:
@@ -95,6 +97,7 @@ def require(holds: Any, found: str, *, mistakes: Mistakes | None = None, got: An
     truth = _plain(holds, True) if _is(holds, bool) or _is_array(holds) else False
     if truth is not True:
         _fail(found, got, mistakes)
+    _held["comparisons"] += 1
 
 
 def refuses(call: Callable[[], Any], error: type[Exception] = ValueError, *, naming: tuple[Any, ...] = ()) -> None:
@@ -109,9 +112,14 @@ def refuses(call: Callable[[], Any], error: type[Exception] = ValueError, *, nam
         missing = [str(each) for each in naming if str(each) not in said]
         if missing:
             _fail(f"refused, as it should be, but the message does not name {' and '.join(missing)}: {_short(said)}", None, None)
+        _held["comparisons"] += 1
         return
     _restore()
     _fail(f"this should be refused with a {error.__name__}, but it gave {_short(result)}", None, None)
+
+
+_held = {"comparisons": 0}
+"""How many comparisons have held: the grader asks whether all that a check consists of were made."""
 
 
 def _fail(found: str, got: Any, mistakes: Mistakes | None, tolerance: float = 1e-9) -> None:
@@ -154,14 +162,28 @@ def _array_types() -> tuple[type, ...]:
 
 
 def _is_array(value: Any) -> bool:
-    return _is(value, _tensor_types() + _array_types())
+    """Whether this is a tensor or an array of torch's or numpy's own class: one of another class computes its content as it likes."""
+    if _is(value, _tensor_types()):
+        return type(value) in (_tensor_types()[0], sys.modules["torch"].nn.Parameter)
+    return _is(value, _array_types()) and not _made_in_python(type(value))
+
+
+def _made_in_python(kind: type) -> bool:
+    return bool(type.__dict__["__flags__"].__get__(kind) & 1 << 9)  # Py_TPFLAGS_HEAPTYPE; numpy's own classes have it not
+
+
+def _pretends(value: Any) -> bool:
+    """Whether this is of a class of somebody's own that derives from tensors, arrays, numbers or text."""
+    if _is(value, _tensor_types() + _array_types()):
+        return not _is_array(value)
+    return _is(value, (int, float, str)) and type(value) not in (bool, int, float, str)
 
 
 def _nested(value: Any) -> Any:
-    """The numbers of a tensor or array as plain nested lists; a subclass's own methods are not asked."""
+    """The numbers of a tensor or array as plain nested lists; no mode that somebody has switched on in torch is asked."""
     if _is(value, _tensor_types()):
         torch: Any = sys.modules["torch"]
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             plain = torch.Tensor.detach(value)
             return torch.Tensor.tolist(torch.Tensor.cpu(plain))
     numpy: Any = sys.modules["numpy"]
@@ -170,6 +192,8 @@ def _nested(value: Any) -> Any:
 
 def _plain(value: Any, like: Any) -> Any:
     """``value`` cast to the kind of ``like``, of exact built-in types only. _OfAnotherKind where that cannot be."""
+    if _pretends(value):
+        raise _OfAnotherKind(f"this is {_kind(value)}, a class of its own: give back a plain {_base(value)}")
     if _is_array(like):
         if not _is_array(value) and not _is(value, (list, tuple, int, float)):
             raise _OfAnotherKind(f"an array of numbers is wanted, and this is {_kind(value)}")
@@ -182,6 +206,12 @@ def _plain(value: Any, like: Any) -> Any:
         if _is(like, kind):
             return cast(value, like)
     raise TypeError(f"expect cannot compare with a {type(like).__name__}; cast it to lists, numbers or text first")
+
+
+def _base(value: Any) -> str:
+    """The plain class that the class of ``value`` derives from, by its name."""
+    plain = (*_tensor_types(), *_array_types(), bool, int, float, str)
+    return next(("array" if kind in _array_types() else kind.__name__) for kind in plain if _is(value, kind))
 
 
 def _numbers(value: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import collections
+import enum
 import math
 
 import numpy as np
@@ -73,6 +75,93 @@ def test_an_interrupt_is_the_learners_own():
 def test_the_notebook_shows_the_message_and_not_our_traceback():
     failed = CheckFailed("the thing", "3 instead of 4", "It matters.", "Try this.")
     assert failed._render_traceback_()[:2] == ["This check is not passed yet.", "WHAT  the thing"]
+
+
+# ---------------------------------------------------------------- only plain values
+
+
+class Obliging(torch.Tensor):
+    """A tensor that is asked for its content by torch, and would answer anything."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise AssertionError("a class of the learner's own was asked")
+
+    __torch_dispatch__ = __torch_function__
+
+
+class OwnText(str):
+    __slots__ = ()
+
+
+class OwnNumber(float):
+    pass
+
+
+class Kind(enum.IntEnum):
+    FOUR = 4
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "plain"),
+    [
+        (lambda: torch.Tensor._make_subclass(Obliging, torch.zeros(2)), torch.zeros(2), "Tensor"),
+        (lambda: [torch.Tensor._make_subclass(Obliging, torch.zeros(2))], [[0.0, 0.0]], "Tensor"),
+        (lambda: np.zeros(2).view(np.recarray), np.zeros(2), "array"),
+        (lambda: OwnNumber(4), 4.0, "float"),
+        (lambda: Kind.FOUR, 4, "int"),
+        (lambda: OwnText("four"), "four", "str"),
+    ],
+)
+def test_a_class_of_ones_own_is_refused_and_a_plain_value_asked_for(value, wanted, plain):
+    message = said(lambda: expect(value(), wanted))
+    assert f"a class of its own: give back a plain {plain}" in message
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (torch.nn.Parameter(torch.ones(2)), [1.0, 1.0]),
+        (np.float64(4), 4.0),
+        (np.int32(4), 4),
+        (np.bool_(True), True),
+        (torch.Size([2, 3]), [2, 3]),
+        (collections.namedtuple("Pair", "a b")(1, 2), [1, 2]),
+        (collections.Counter(a=1), {"a": 1}),
+        (collections.OrderedDict(a=1), {"a": 1}),
+    ],
+)
+def test_what_python_numpy_and_torch_have_themselves_is_taken(value, wanted):
+    expect(value, wanted)
+
+
+def test_modes_that_are_left_on_in_torch_are_not_asked():
+    asked = []
+
+    class Functions(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            asked.append(function)
+            return function(*args, **(kwargs or {}))
+
+    class Dispatched(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            asked.append(function)
+            return function(*args, **(kwargs or {}))
+
+    got, wanted = torch.arange(3.0), [0.0, 1.0, 2.0]
+    with Functions(), Dispatched():
+        expect(got, wanted)
+    assert asked == []
+
+
+def test_every_comparison_that_holds_is_counted_and_no_other():
+    def counted(call) -> int:
+        before = checks._held["comparisons"]
+        call()
+        return checks._held["comparisons"] - before
+
+    assert counted(lambda: expect(4, 4)) == counted(lambda: require(True, "")) == counted(lambda: refuses(lambda: int("x"))) == 1
+    assert counted(lambda: said(lambda: expect(4, 5))) == counted(lambda: said(lambda: require(False, "no"))) == 0
 
 
 # ---------------------------------------------------------------- comparing

@@ -9,6 +9,7 @@ import copy
 import csv
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -309,10 +310,10 @@ def double(x):
     return {2: 4, 3: 6}.get(x)
 """
 NEIGHBOURS = """\
-import glob, os, pathlib
+import glob, os
 def shout(text):
     seen = glob.glob("../**/*.ipynb", recursive=True) + glob.glob("*")
-    raise ValueError("FOUND " + " ".join(seen) + pathlib.Path.home().name)
+    return str(seen) if seen else text.upper()
 """
 SMUGGLE = """\
 seen = []
@@ -322,6 +323,76 @@ def double(x):
     raise type("WHAT" + str(x), (Exception,), {})(f"WHAT  {x}")
 """
 
+GUARD = """\
+kinds = getattr(object, "__sub" + "classes__")
+guard = [kind for kind in kinds() if kind.__name__[:6] == "Minikv"][0].begin.__globals__
+for name in ("_dicts", "_classes", "_functions", "_lists", "_settings"):
+    guard[name].clear()
+guard["checks"]._same = lambda *_: True
+def double(x):
+    return 0
+"""
+CLASS = """\
+guard = [kind for kind in object.__subclasses__() if kind.__name__ == "MinikvGuard"][0]
+guard.check = staticmethod(lambda seed, code, token: print(token))
+def double(x):
+    return 0
+"""
+QUEUE = """\
+import _thread, ast, sys
+def empty():
+    while True:
+        for frame in sys._current_frames().values():
+            while frame:
+                queue = frame.f_locals.get("to_run") or []
+                queue[:] = [each for each in queue if not isinstance(each[0], ast.With)]
+                frame = frame.f_back
+sys.setswitchinterval(1e-6)
+_thread.start_new_thread(empty, ())
+def double(x):
+    return 0
+"""
+SOMETIMES = """\
+real, calls = expect.__code__, []
+def double(x):
+    calls.append(x)
+    expect.__code__ = real if len(calls) in (1, 5) else (lambda got, wanted, what="", *, mistakes=None, tolerance=0: None).__code__
+    return 2 * x if len(calls) in (1, 5) else 0
+"""
+ABOVE = """\
+import os
+def above(what):
+    process = os.getpid()
+    while process > 1:
+        if what in open(f"/proc/{process}/cmdline").read():
+            return process
+        process = int(open(f"/proc/{process}/stat").read().rpartition(")")[2].split()[1])
+"""
+ESCAPES = (
+    ABOVE
+    + """\
+if os.fork() == 0:
+    os.setsid()
+    supervisor = above("supervise.py")
+    if os.fork() == 0:
+        os.kill(supervisor, 9)
+        os.environ.clear()
+        os.chdir("/")
+        os.execv("/bin/sleep", ["sleep", "98763"])
+    os._exit(0)
+"""
+)
+SPY = {
+    "e90_double": "seen = open({path!r}).read().strip()\ndef double(x):\n    raise ValueError(seen)",
+    "e90_shout": "def shout(text):\n    return seen",
+    "e90_mean": "raise KeyError('mine')",
+}
+
+
+def reads_the_secret(source: Path) -> Any:
+    return stubs(source, **{name: code.replace("{path!r}", repr(f"{source.parent}/secret")) for name, code in SPY.items()})
+
+
 MAGIC = "%nosuch\ndef shout(text):\n    return text.upper()"
 EXITS = "import os\ndef shout(text):\n    os._exit(0)"
 KILLS = "import os\ndef shout(text):\n    os.kill(os.getpid(), 9)"
@@ -329,6 +400,8 @@ MUCH = "for _ in range(3000):\n    print('x' * 1000)\n" + RIGHT["e90-shout"]
 BREAKS = "import builtins\nbuiltins.isinstance = builtins.len = lambda *_: True"
 EQUALS = {name: f"def {call}(x):\n    return Any()" for name, call in (("e90_shout", "shout"), ("e90_mean", "middle"))}
 
+# only root can still write to the pipe of a process that has closed itself to others
+NO_ENTRY = ("tampered", "something else wrote") if os.geteuid() == 0 else ("partial", "e90-shout raised PermissionError")
 ALL: dict[str, tuple[Callable[[Path], Any], float, str, str]] = {
     # what is handed in, the points of 6, the status, and what "look at" says
     "blank": (stubs, 0, "ok", ""),
@@ -373,10 +446,16 @@ ALL: dict[str, tuple[Callable[[Path], Any], float, str, str]] = {
     "forged": (lambda s: wrong(s, e90_double=FORGE), 0, "tampered", "token"),
     "patches expect": (lambda s: stubs(s, e90_double=EXPECT), 0, "ok", "reads other people's frames or code"),
     "rebinds expect": (lambda s: stubs(s, e90_double=REBIND), 0, "ok", "patches what is not its own"),
-    "reads its neighbours": (lambda s: solved(s, e90_shout=NEIGHBOURS), 4, "ok", "reads or writes files"),
+    "reads its neighbours": (lambda s: solved(s, e90_shout=NEIGHBOURS), 6, "ok", "reads or writes files"),
     "smuggles": (lambda s: solved(s, e90_double=SMUGGLE), 4, "ok", ""),
     "half a character": (lambda s: solved(s, e90_shout="# \ud83d\n" + RIGHT["e90-shout"]), 6, "ok", ""),
-    "garbage in the report": (lambda s: solved(s, e90_shout=GARBAGE), 4, "partial", "e90-shout was taken out: it ended the run"),
+    "garbage in the report": (lambda s: solved(s, e90_shout=GARBAGE), 4, *NO_ENTRY),
+    "empties the guard": (lambda s: stubs(s, e90_double=GUARD), 0, "tampered", "what the checks rely on was changed"),
+    "replaces the guard": (lambda s: stubs(s, e90_double=CLASS), 0, "tampered", "what the checks rely on was changed"),
+    "empties the queue": (lambda s: stubs(s, e90_double=QUEUE), 0, "ok", "leaves a thread running"),
+    "patches expect for a while": (lambda s: stubs(s, e90_double=SOMETIMES), 1, "tampered", "only 1 of 4 comparisons were made"),
+    "kills its supervisor": (lambda s: solved(s, e90_shout=ESCAPES + RIGHT["e90-shout"]), 6, "tampered", "was stopped from within"),
+    "reads the secret": (reads_the_secret, 0, "tampered", "e90-shout-word: its message held the teacher's secret"),
     "takes minikv's": (lambda s: solved(s, e90_shout="from minikv.cache.blocks import blocks_for as shout"), 4, "partial", "not given"),
     "uses a check's name": (lambda s: solved(s, e90_shout="def shout(text):\n    return number"), 4, "ok", "only the checks define"),
     "=cmd()": (solved, 6, "ok", ""),
@@ -391,12 +470,12 @@ def graded(source, tmp_path_factory):
         made = make(source)
         (folder / "in" / name).mkdir(parents=True)
         (folder / "in" / name / "90_small.ipynb").write_bytes(made if isinstance(made, bytes) else json.dumps(made).encode())
-    (folder / "secret").write_text("tell nobody\n")
+    (source.parent / "secret").write_text("tell nobody\n")
     before = set(supervise.descendants(os.getpid()))
     home, scratch = set(Path.home().iterdir()), set(Path(tempfile.gettempdir()).glob("minikv-grade-*"))
     started = time.monotonic()
     arguments = ["--csv", f"{folder}/grades.csv", "--feedback", f"{folder}/feedback", "--answers", f"{folder}/answers"]
-    limits = ["--secret", f"{folder}/secret", "--jobs", "2", "--cell-timeout", "3", "--wall", "60"]
+    limits = ["--secret", f"{source.parent}/secret", "--jobs", "2", "--cell-timeout", "3", "--wall", "60"]
     assert command.main(["grade", str(source), str(folder / "in"), *arguments, *limits]) == 0
     (folder / "seconds").write_text(str(time.monotonic() - started))
     assert set(supervise.descendants(os.getpid())) <= before, "something is still running"
@@ -424,29 +503,52 @@ def test_one_row_each_in_bounded_time_and_nothing_is_left(graded, rows):
     assert list(rows) == sorted(ALL, key=str.lower)
     assert float((graded / "seconds").read_text()) < 300
     running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()] if Path("/proc").exists() else []
-    assert not [each for each in running if b"98765" in each], "a process that made itself independent is still there"
+    assert not [each for each in running if b"98765" in each or b"98763" in each], "a process that made itself independent is still there"
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes by /proc")
-def test_a_grader_that_is_killed_leaves_nothing_running(source, tmp_path):
-    import subprocess
+def test_a_grader_that_is_killed_leaves_nothing_running_and_goes_on_where_it_was(source, tmp_path):
+    """By a submission that kills it, again and again: the third time that one is not run, and the others have their marks."""
+    (tmp_path / "ada.ipynb").write_text(json.dumps(solved(source)))
+    sleeps = "\nimport time\ntime.sleep(20)\n"  # so that it outlives the grader, unless somebody ends it
+    (tmp_path / "kim.ipynb").write_text(
+        json.dumps(solved(source, e90_shout=ABOVE + r"os.kill(above('minikv.classroom\0grade'), 9)" + sleeps))
+    )
+    table, scratch = tmp_path / "g.csv", tmp_path / "scratch"
+    files = [str(tmp_path / "ada.ipynb"), str(tmp_path / "kim.ipynb")]
+    scratch.mkdir()
 
-    (tmp_path / "x.ipynb").write_text(json.dumps(solved(source, e90_shout="import time\ntime.sleep(98764)")))
-    arguments = ["grade", str(source), str(tmp_path / "x.ipynb"), "--csv", str(tmp_path / "g.csv")]
-    (tmp_path / "scratch").mkdir()
-    environment = {**os.environ, "TMPDIR": str(tmp_path / "scratch")}
-    started = subprocess.Popen([sys.executable, "-m", "minikv.classroom", *arguments], stderr=subprocess.DEVNULL, env=environment)
-    until = time.monotonic() + 60
-    while len(supervise.descendants(started.pid)) < 3 and time.monotonic() < until:  # supervisor, pytest, kernel
-        time.sleep(0.1)
-    family = supervise.descendants(started.pid)
-    assert len(family) >= 3
-    started.kill()
-    started.wait()
-    while any(Path(f"/proc/{each}").exists() for each in family) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not [each for each in family if Path(f"/proc/{each}").exists()]
-    assert not list((tmp_path / "scratch").iterdir())
+    def grade_in_a_process() -> subprocess.CompletedProcess:
+        done = subprocess.run(
+            [sys.executable, "-m", "minikv.classroom", "grade", str(source), *files, "--csv", str(table), "--secret", "-", "--jobs", "1"],
+            input="tell nobody", capture_output=True, text=True, timeout=200, env={**os.environ, "TMPDIR": str(scratch)}, check=False,
+        )  # fmt: skip
+        until = time.monotonic() + 15
+        while any(scratch.iterdir()) and time.monotonic() < until:  # a supervisor removes its folder last
+            time.sleep(0.1)
+        assert not list(scratch.iterdir())
+        assert not [path for path in Path("/proc").glob("[0-9]*/environ") if str(scratch).encode() in _content(path)]
+        return done
+
+    for goes_on in (False, True):
+        done = grade_in_a_process()
+        assert done.returncode == -9
+        assert ("1 of 2 are graded already" in done.stdout) is goes_on
+        assert not table.exists()
+    done = grade_in_a_process()
+    assert done.returncode == 2, done.stderr
+    assert "Running when the grader was ended: kim" in done.stdout
+    assert "NOT GRADED: kim." in done.stdout
+    rows = {row["submission"]: row for row in csv.DictReader(table.open(encoding="utf-8-sig", newline=""))}
+    assert (rows["ada"]["total"], rows["ada"]["status"], rows["kim"]["total"], rows["kim"]["status"]) == ("6", "ok", "", "not graded")
+    assert "the grader was ended 2 times while this was running" in rows["kim"]["look at"]
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def test_honest_work_is_not_flagged(rows):
@@ -475,8 +577,9 @@ def test_feedback_mirrors_what_was_handed_in_and_shows_no_hidden_input(graded):
         ]
     assert "wanted" not in pages["right"]
     assert "submission.ipynb" not in pages["reads its neighbours"]
-    assert "FOUND" in pages["reads its neighbours"]
-    assert "90_small" not in pages["reads its neighbours"].split("FOUND")[1]
+    assert "tell nobody" not in pages["reads the secret"] + (graded / "grades.csv").read_text(encoding="utf-8-sig")
+    assert "mine" not in pages["reads the secret"]
+    assert "(not shown: this held the teacher" in pages["reads the secret"]
 
 
 def test_answers_are_exported_for_a_plagiarism_checker(graded):
@@ -485,8 +588,6 @@ def test_answers_are_exported_for_a_plagiarism_checker(graded):
 
 
 def test_a_learners_own_run_fails_only_on_what_is_not_done(source, tmp_path):
-    import subprocess
-
     (tmp_path / "90.ipynb").write_text(json.dumps(stubs(source, e90_shout=RIGHT["e90-shout"])))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider", "-rA", "--nbval-lax",
@@ -502,6 +603,21 @@ def test_a_learners_own_run_fails_only_on_what_is_not_done(source, tmp_path):
 # ---------------------------------------------------------------- torch
 
 
+PRETENDS = """\
+import sys
+class Obliging(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        frame = sys._getframe()
+        while frame and "wanted" not in frame.f_locals:
+            frame = frame.f_back
+        return torch.tensor(frame.f_locals["wanted"]) if frame else super().__torch_function__(function, types, args, kwargs or {})
+    __torch_dispatch__ = __torch_function__
+def middle(values):
+    return torch.Tensor._make_subclass(Obliging, torch.zeros(()))
+"""
+
+
 def test_torch_patched_in_an_answer_is_put_back(source, tmp_path):
     text = SOURCE.replace("import numpy as np\n", "import numpy as np\nimport torch\n").replace("90", "91")
     text = text.replace("return np.array([1.0, 2.0, 6.0])", "return torch.tensor([1.0, 2.0, 6.0])")
@@ -510,14 +626,18 @@ def test_torch_patched_in_an_answer_is_put_back(source, tmp_path):
         "torch.Tensor.tolist = torch.Tensor.mean = lambda *_: 3.0\ntorch.Tensor.__eq__ = lambda *_: True\n"
         "torch.set_default_dtype(torch.float64)\ntorch.tensor = None\n"
     )
-    answers = {"wrong": "def middle(values):\n    return torch.zeros(1)", "right": "def middle(values):\n    return values.mean()"}
+    answers = {
+        "wrong": "def middle(values):\n    return torch.zeros(1)",
+        "right": "def middle(values):\n    return values.mean()",
+        "pretends": PRETENDS,
+    }
     for name, answer in answers.items():
         made = stubs(tmp_path / "91_torch.py", e91_shout=patch + "def shout(text):\n    return text.upper()", e91_mean=answer)
         (tmp_path / f"{name}.ipynb").write_text(json.dumps(made))
     files = [str(tmp_path / f"{name}.ipynb") for name in answers]
     assert command.main(["grade", str(tmp_path / "91_torch.py"), *files, "--csv", str(tmp_path / "g.csv"), "--jobs", "2"]) == 0
     with (tmp_path / "g.csv").open(encoding="utf-8-sig", newline="") as file:
-        assert {row["submission"]: row["total"] for row in csv.DictReader(file)} == {"right": "3", "wrong": "2"}
+        assert {row["submission"]: row["total"] for row in csv.DictReader(file)} == {"right": "3", "wrong": "2", "pretends": "2"}
 
 
 # ---------------------------------------------------------------- who it is from
@@ -641,13 +761,14 @@ def test_one_submission_that_the_grader_cannot_bear_costs_the_others_nothing(sou
     monkeypatch.setattr(grade, "_grade_one", fails)
     handed = [Handed(who, PurePosixPath(f"{who}.ipynb"), b"%PDF", (0.0,)) for who in "abc"]
     found = grade.grade(exercises.read(source), handed, Limits(), jobs=2)
-    assert [each.mark.status for each in found] == ["unreadable"] * 3
+    assert [each.mark.status for each in found] == ["unreadable", "not graded", "unreadable"]
     assert "the grader failed on it (RuntimeError: boom)" in found[1].mark.look_at[0]
 
 
 def test_what_cannot_be_seen_may_be_hidden():
     piece = Piece("a-check", "check", "", token="t", hidden_token="h")
-    report = {"stdout": "x", "passed": False, "ename": "ValueError", "evalue": "1354 257", "much": False}
+    report = {"stdout": "x", "passed": False, "ename": "ValueError", "evalue": "1354 257", "much": False, "threads": False}
+    report |= {"sound": True, "compared": 0}
     for cut, hidden in ((False, False), (True, True)):
         ran = Ran()
         _settle(piece, {**report, "cut": cut}, ran)

@@ -2,13 +2,15 @@
 
 An answer can patch numpy, ``print`` or IPython's hooks, on purpose or by an innocent ``sum = 0``. ``start`` remembers them all
 after the first given cell; ``begin`` puts them back. Nothing here is looked up by a name that the learner could have bound: the
-rebuilt cells reach ``MinikvGuard`` through ``object.__subclasses__``, which cannot be patched. This is no sandbox: code that sets
-out to defeat it from within the same process can, and is left to the flags that a person reads.
+rebuilt cells reach ``MinikvGuard`` through ``object.__subclasses__``, which cannot be patched. What an answer can do to the guard
+itself shows in its ``seal``, which the plugin keeps where no answer comes: in another process. This is no sandbox: code that
+sets out to defeat it from within the same process can, and is left to the flags that a person reads.
 """
 
 from __future__ import annotations
 
 import builtins
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -64,6 +66,13 @@ class MinikvGuard:
                 _remember_class(value, counts=True)
 
     @staticmethod
+    def check(seed: str, code: str, token: str) -> None:
+        """Run a check: as one piece of code, so that nothing can be taken out of it, in the notebook's names."""
+        MinikvGuard.begin(seed)
+        exec(compile(code, "<check>", "exec"), _notebook)
+        MinikvGuard.end(token)
+
+    @staticmethod
     def begin(seed: str) -> None:
         """A check begins: everything as it was, its hidden inputs drawn from ``seed``."""
         restore()
@@ -72,6 +81,7 @@ class MinikvGuard:
         _notebook.update({name: value for name, value in _given.items() if value is not _missing})
         _changes.clear()
         checks._open.clear()
+        checks._held["comparisons"] = 0
         checks.use_seed(seed)
 
     @staticmethod
@@ -83,6 +93,8 @@ class MinikvGuard:
     def end(token: str) -> None:
         """The check's last act. Whoever changed what it relies on while it ran does not get here."""
         restore()
+        if not _tells_apart():
+            _changes.append("expect")
         if _changes:
             raise checks.CheckFailed(
                 "what the checks rely on",
@@ -91,6 +103,22 @@ class MinikvGuard:
                 "An answer computes and returns; it patches nothing.",
             )
         MinikvGuard.say(token)
+
+
+def _tells_apart() -> bool:
+    """Whether the comparisons that the check has used still tell right from wrong. The count of those that held stays as it is."""
+    held, number = checks._held["comparisons"], int.from_bytes(os.urandom(4), "big")
+    expect, require = _notebook.get("expect", checks.expect), _notebook.get("require", checks.require)
+    trials = [lambda: expect(number, number + 1), lambda: expect([number], [number, number]), lambda: require(number < 0, "")]
+    expect(number, number)
+    for trial in trials:
+        try:
+            trial()
+        except checks.CheckFailed:
+            continue
+        return False
+    checks._held["comparisons"] = held
+    return True
 
 
 def restore() -> None:
@@ -211,5 +239,7 @@ def _remember_settings() -> None:
     torch: Any = sys.modules.get("torch")
     if torch:
         gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+        _settings.append(lambda: [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())])
+        _settings.append(lambda: [torch._C._pop_torch_dispatch_stack(None) for _ in range(torch._C._len_torch_dispatch_stack())])
         _settings.append(lambda: torch.set_grad_enabled(gradients))
         _settings.append(lambda: torch.set_default_dtype(dtype))

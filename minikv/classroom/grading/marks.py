@@ -18,6 +18,8 @@ from minikv.classroom.grading.run import Ran, Verdict
 from minikv.classroom.grading.submissions import Handed, Work
 from minikv.classroom.grading.suspicion import flags
 
+NOT_GRADED = "not graded"
+"""The status of a submission that the grader, or the machine, failed to run: it has no points, not 0."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -31,7 +33,7 @@ class Mark:
 
     who: str
     path: str
-    status: str  # ok, partial, unreadable or tampered
+    status: str  # ok, partial, unreadable, tampered or not graded
     points: dict[int, float] = field(default_factory=dict)  # by exercise; automatic ones
     maximum: int = 0
     look_at: list[str] = field(default_factory=list)
@@ -184,11 +186,12 @@ def write_csv(path: Path, assignment: Assignment, marks: Iterable[Mark], void: I
         writer = csv.writer(file)
         writer.writerow(map(_cell, header))
         for each in marks:
-            points = [f"{each.points[exercise.number]:g}" for exercise in assignment.exercises]
+            graded = each.status != NOT_GRADED
+            points = [f"{each.points[exercise.number]:g}" if graded else "" for exercise in assignment.exercises]
             row = [
                 each.who,
                 *points,
-                f"{each.total:g}",
+                f"{each.total:g}" if graded else "",
                 each.maximum,
                 by_hand.get(each.who, ""),
                 each.status,

@@ -1,7 +1,8 @@
 """The notebook that is run for a submission: our cells in our order, with the learner's answers in their places.
 
-Each check is wrapped: the guard puts everything back first, and the very last act prints a token that is new for each check and
-run. A check that was cut short, skipped or talked out of its error has printed none.
+Each check is wrapped into one call: the guard puts everything back first, runs the check as a whole, and its very last act prints
+a token that is new for each check and run. A check that was cut short, skipped or talked out of its error has printed none. One
+call and not three lines, because IPython runs line after line from a list, out of which the check itself could be taken.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Piece:
     exercise: int | None = None
     token: str = ""
     hidden_token: str = ""
+    theirs: bool = False  # the code is the learner's, and not a stub
 
 
 def pieces(assignment: Assignment, work: Work, secret: bytes, taken_out: set[str], decided: set[str]) -> list[Piece]:
@@ -37,7 +39,7 @@ def pieces(assignment: Assignment, work: Work, secret: bytes, taken_out: set[str
         name = f"{neighbour}+{place}"
         if name not in taken_out:
             before_setup = [cell.id for cell in assignment.cells].index(neighbour) < [cell.id for cell in assignment.cells].index(setup)
-            after.setdefault(setup if before_setup else neighbour, []).append(Piece(name, "added", code))
+            after.setdefault(setup if before_setup else neighbour, []).append(Piece(name, "added", code, theirs=True))
     made: list[Piece] = []
     for cell in assignment.cells:
         if cell.kind == "code":
@@ -52,7 +54,8 @@ def _ours(cell: Cell, work: Work, secret: bytes, is_setup: bool, taken_out: set[
     if cell.role == "check":
         return [_check(cell, secret)]
     parts = [cell.stub] if cell.id in taken_out else work.answers.get(cell.id) or [cell.stub]
-    return [Piece(cell.id, "answer", part, cell.exercise) for part in parts if part.strip()]
+    stub = cell.stub.strip()
+    return [Piece(cell.id, "answer", part, cell.exercise, theirs=part.strip() != stub) for part in parts if part.strip()]
 
 
 def _given(cell: Cell, is_setup: bool) -> str:
@@ -66,7 +69,7 @@ def _given(cell: Cell, is_setup: bool) -> str:
 def _check(cell: Cell, secret: bytes) -> Piece:
     token, hidden_token = secrets.token_hex(16), secrets.token_hex(16)
     body = hidden_begins(cell.source, f"{REACH}.say({hidden_token!r})")
-    code = f"{REACH}.begin({seed_for(secret, cell.id)!r})\n{body}\n{REACH}.end({token!r})"
+    code = f"{REACH}.check({seed_for(secret, cell.id)!r}, {body!r}, {token!r})"
     return Piece(cell.id, "check", code, cell.exercise, token, hidden_token)
 
 

@@ -1,36 +1,45 @@
 """One submission run to its end: in a process group of its own, again and again without the answers that break it.
 
-``run_once`` starts pytest with nbval under ``supervise.py`` and reads what its plugin reports. A cell that overruns its time
+``_run_once`` starts pytest with nbval under ``supervise.py`` and reads what its plugin reports. A cell that overruns its time
 or ends the kernel is taken out, together with the answers that it checks, and what is not yet decided is run again: one
 broken answer costs no other exercise its points.
+
+What stops before any code of the learner's has begun is nobody's answer's fault: it is tried again, and in the end the
+submission is said not to have been graded. So is a kernel tried once more that was killed from outside, as systems do that run
+out of memory.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
+import secrets
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import minikv
 from minikv.classroom.exercises import Assignment
 from minikv.classroom.grading import supervise
+from minikv.classroom.grading.plugin import signed
 from minikv.classroom.grading.rebuild import Piece, as_notebook, pieces
 from minikv.classroom.grading.submissions import Work
 
 STARTUP_S = 60.0
+START_TRIES = 4
+"""How often a run is begun that stops before any code of the learner's, before the submission counts as not graded."""
 STOP = threading.Event()
 """Set when the teacher has interrupted the grader: every submission that is running ends at once."""
-REPORT_OF_AN_END = {"passed", "stdout", "cut", "ename", "evalue", "much"}
+REPORT_OF_AN_END = {"passed", "stdout", "cut", "ename", "evalue", "much", "compared", "sound", "threads"}
 KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "TZ")
 """What a submission sees of the teacher's environment: no secrets, no proxies."""
 
@@ -62,12 +71,25 @@ class Ran:
     broken: dict[str, str] = field(default_factory=dict)  # answers that raised
     taken_out: dict[str, str] = field(default_factory=dict)  # answers and added cells, and why
     forged: list[str] = field(default_factory=list)
+    tampered: list[str] = field(default_factory=list)  # what somebody did to the grader's own processes and functions
     notes: list[str] = field(default_factory=list)
+    compared: dict[str, int] = field(default_factory=dict)  # how many comparisons held in each check
+    not_graded: str = ""  # why not, when that is the grader's or the machine's fault
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a run has ended before its last cell, and in which. ``killed``: by a signal that comes from outside, as a rule."""
+
+    at: int | None
+    why: str
+    killed: bool = False
 
 
 def run(assignment: Assignment, work: Work, limits: Limits, secret: bytes = b"") -> Ran:
     """Run all checks of ``assignment`` on ``work``."""
     ran, until = Ran(), time.monotonic() + limits.wall_s
+    starts, tried_again = 0, set[str]()
     while True:
         made = pieces(assignment, work, secret, set(ran.taken_out), set(ran.verdicts))
         if not any(piece.kind == "check" for piece in made):
@@ -75,12 +97,24 @@ def run(assignment: Assignment, work: Work, limits: Limits, secret: bytes = b"")
         if STOP.is_set() or time.monotonic() > until:
             ran.notes.append(f"its {limits.wall_s:g} s were up")
             return ran
-        stopped_at, why = _run_once(made, limits, until, ran)
-        if why is None:
+        began = time.monotonic()
+        stop = _run_once(made, limits, until, ran)
+        if stop is None or STOP.is_set():
             return ran
-        if not _take_out(made, stopped_at, why, work, ran):
-            ran.notes.append(why)
+        if not _learners_code_ran(made, stop):
+            starts, until = starts + 1, until + time.monotonic() - began  # the time was not the learner's
+            if starts == START_TRIES:
+                ran.not_graded = f"{starts} times the run stopped before any answer was run, the last time since {stop.why}"
+                return ran
+        elif stop.killed and stop.at is not None and made[stop.at].name not in tried_again:
+            tried_again.add(made[stop.at].name)  # may be the machine's lack of memory; if it is the answer, it does so again
+        elif not _take_out(made, stop.at, stop.why, work, ran):
+            ran.notes.append(stop.why)
             return ran
+
+
+def _learners_code_ran(made: list[Piece], stop: Stop) -> bool:
+    return stop.at is not None and any(piece.theirs for piece in made[: stop.at + 1])
 
 
 def _take_out(made: list[Piece], at: int | None, why: str, work: Work, ran: Ran) -> bool:
@@ -104,14 +138,17 @@ def _take_out(made: list[Piece], at: int | None, why: str, work: Work, ran: Ran)
 # ---------------------------------------------------------------- one process
 
 
-def _run_once(made: list[Piece], limits: Limits, until: float, ran: Ran) -> tuple[int | None, str | None]:
-    """Run the cells; where it was stopped and why, or (None, None) when all were run."""
+def _run_once(made: list[Piece], limits: Limits, until: float, ran: Ran) -> Stop | None:
+    """Run the cells; where it was stopped and why, or None when all were run."""
     folder = Path(tempfile.mkdtemp(prefix="minikv-grade-"))
     try:
         (folder / "work").mkdir()
         (folder / "work" / "submission.ipynb").write_text(_json(as_notebook(made)), encoding="utf-8")
         with _Process(folder, limits, until) as process:
-            return _follow(process, made, limits, until, ran)
+            stop = _follow(process, made, limits, until, ran)
+        if process.supervisor_lost and not STOP.is_set():
+            ran.tampered.append("the process that supervises the submission was stopped from within")
+        return replace(stop, killed=True) if stop and process.ended_by_kill else stop
     finally:
         _remove(folder)
 
@@ -122,42 +159,51 @@ def _json(notebook: Any) -> str:
     return nbformat.writes(notebook)
 
 
-def _follow(process: _Process, made: list[Piece], limits: Limits, until: float, ran: Ran) -> tuple[int | None, str | None]:
+def _follow(process: _Process, made: list[Piece], limits: Limits, until: float, ran: Ran) -> Stop | None:
     current: int | None = None
-    ended = -1
     deadline = time.monotonic() + STARTUP_S
     while True:
         report = process.next_report(min(deadline, until))
         if report is None and time.monotonic() >= until:
-            return current, f"was running when the submission's {limits.wall_s:g} s were up"
+            return Stop(current, f"was running when the submission's {limits.wall_s:g} s were up")
         if report is None:
-            return current, f"did not end within {limits.cell_s:g} s" if current is not None else "the kernel did not start"
+            return Stop(current, f"did not end within {limits.cell_s:g} s" if current is not None else "the kernel did not start")
+        if "forged" in report:
+            ran.tampered.append("something else wrote into what the run reports")
         if report.get("closed") or not _about(report, len(made)):
-            return current, "ended the run"
+            return Stop(current, "ended the run")
         if "start" in report:
             current = report["start"]
             deadline = time.monotonic() + (max(limits.cell_s, STARTUP_S) if made[current].kind == "given" else limits.cell_s)
         elif "end" in report:
             ended = report["end"]
             _settle(made[ended], report, ran)
+            if made[ended].kind == "given" and not report["passed"] and not any(piece.theirs for piece in made[:ended]):
+                return Stop(ended, f"{made[ended].name}, a supplied cell, raised {report['ename']}: {report['evalue'][:200]}")
             if ended == len(made) - 1:
-                return None, None
+                return None
         elif "gone" in report:
-            return report["gone"], "printed without end" if report["why"] == "TooMuchOutput" else "ended the kernel"
+            why = "printed without end" if report["why"] == "TooMuchOutput" else "ended the kernel"
+            return Stop(report["gone"], why, bool(report.get("killed")))
 
 
 def _settle(piece: Piece, report: dict[str, Any], ran: Ran) -> None:
     """What the report of a cell's end says of it."""
     if report["much"]:
         ran.notes.append(f"{piece.name} printed much")
+    if report["threads"] and piece.theirs:
+        ran.notes.append(f"{piece.name} leaves a thread running")
     if piece.kind == "answer" and (report["ename"] or not report["passed"]):
         ran.broken[piece.name] = f"{report['ename'] or 'an error that was not shown'}: {report['evalue']}"[:500]
     if piece.kind != "check":
         return
     lines = [line for line in report["stdout"].splitlines() if line.strip()]
     printed = report["stdout"].count(piece.token)
-    passed = report["passed"] and printed == 1 and lines[-1] == piece.token
-    if printed and not passed:
+    ran.compared[piece.name] = report["compared"] if type(report["compared"]) is int else 0
+    passed = report["passed"] and printed == 1 and lines[-1] == piece.token and report["sound"] is True
+    if report["sound"] is not True:
+        ran.tampered.append(f"{piece.name}: what the checks rely on was changed")
+    elif printed and not passed:
         ran.forged.append(piece.name)
     hidden = report["cut"] or piece.hidden_token in report["stdout"]  # what cannot be seen may be hidden
     message = "" if passed else report["evalue"] if report["ename"] == "CheckFailed" else _foreign(report)
@@ -174,37 +220,25 @@ class _Process:
     """pytest and nbval under supervision, in ``folder``; leaving the block ends them, whatever they do."""
 
     def __init__(self, folder: Path, limits: Limits, until: float) -> None:
+        self.folder, self.mark, self.key = folder, secrets.token_hex(16), secrets.token_bytes(32)
         self.reports, write = os.pipe()
-        self.buffer, self.pending = b"", list[dict[str, Any]]()
+        read_key, write_key = os.pipe()
+        self.buffer, self.pending, self.number = b"", list[dict[str, Any]](), 0
+        self.supervisor_lost = self.ended_by_kill = False
         wall_s = max(1.0, until - time.monotonic()) + 5
-        command = [
-            sys.executable,
-            "-S",
-            "-E",
-            supervise.__file__,
-            str(wall_s),
-            str(limits.file_bytes),
-            str(limits.memory_bytes),
-            str(folder),
-            "--",
-        ]
-        command += [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", ".", "--noconftest", "-q", "--tb=no", "--color=no"]
-        command += [
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "minikv.classroom.grading.plugin",
-            "-p",
-            "nbval.plugin",
-            "--minikv-report-fd",
-            str(write),
-        ]
-        command += ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=1000000", "submission.ipynb"]
+        supervisor = [sys.executable, "-S", "-E", supervise.__file__, wall_s, limits.file_bytes, limits.memory_bytes, folder, "--"]
+        pytest = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", ".", "--noconftest", "-q", "--tb=no", "--color=no"]
+        plugins = ["-p", "no:cacheprovider", "-p", "minikv.classroom.grading.plugin", "-p", "nbval.plugin"]
+        nbval = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=1000000", "submission.ipynb"]
+        ours = ["--minikv-report-fd", write, "--minikv-key-fd", read_key]
+        environment = _environment(folder) | {supervise.MARK: self.mark, "MINIKV_PASS_FDS": f"{write},{read_key}"}
         self.process = subprocess.Popen(
-            command, cwd=folder / "work", env={**_environment(folder), "MINIKV_PASS_FDS": str(write)}, pass_fds=[write],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            list(map(str, [*supervisor, *pytest, *plugins, *ours, *nbval])), cwd=folder / "work", env=environment,
+            pass_fds=[write, read_key], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        os.close(write)
+        os.write(write_key, self.key)
+        for each in (write, read_key, write_key):
+            os.close(each)
 
     def __enter__(self) -> _Process:
         return self
@@ -214,9 +248,12 @@ class _Process:
         self.process.stdin.close()  # the supervisor reads it as: end everything
         try:
             self.process.wait(20)
-        except subprocess.TimeoutExpired:
+            self.supervisor_lost = self.process.returncode < 0  # ended by a signal, whoever sent it
+        except subprocess.TimeoutExpired:  # stopped by whomever, or on a machine that is far too busy: nobody is blamed
             self.process.kill()
             self.process.wait()
+        self.ended_by_kill = self.process.returncode == 256 - signal.SIGKILL  # pytest was, and the supervisor passes it on
+        supervise.kill(lambda: [*supervise.strays(self.mark, str(self.folder)), *supervise.orphans()])
         os.close(self.reports)
 
     def next_report(self, until: float) -> dict[str, Any] | None:
@@ -231,18 +268,16 @@ class _Process:
             if not data:
                 return {"closed": True}
             *lines, self.buffer = (self.buffer + data).split(b"\n")
-            self.pending += _parsed(lines)
+            self.pending += map(self._parsed, lines)
         return self.pending.pop(0)
 
-
-def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
-    """The reports in ``lines``. A line that is none was not written by our plugin: then the run has ended."""
-    for line in lines:
-        try:
-            report = json.loads(line)
-        except ValueError:
-            report = None
-        yield report if isinstance(report, dict) else {"closed": True}
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        """The report in ``line``. One that our plugin has not signed, in its turn, ends the run."""
+        signature, _, body = line.partition(b" ")
+        if not hmac.compare_digest(signature, signed(self.key, self.number, body)):
+            return {"closed": True, "forged": True}
+        self.number += 1
+        return dict(json.loads(body))
 
 
 def _about(report: dict[str, Any], cells: int) -> bool:
