@@ -69,7 +69,7 @@ def test_a_blank_notebook_runs_and_earns_nothing(source):
 @each_notebook
 @pytest.mark.parametrize("secret", [b"", b"one", b"two"])
 def test_the_solution_earns_everything_whatever_the_secret(source, secret):
-    done = run(assignment(source), solution(assignment(source)), secret)
+    done = run(assignment(source), solution(assignment(source)), secret, prove=True)
     assert done.broken == {}
     assert {name: done[name].message for name in done.failed()} == {}
     assert done.points == automatic(source)
@@ -97,7 +97,7 @@ def wrong_answers() -> list:
 def test_a_wrong_answer_is_told_its_misconception(source: Path, wrong: Wrong):
     number = exercise_of(source, wrong.answer)
     answers = {name: code for name, code in solution(assignment(source)).items() if exercise_of(source, name) == number}
-    done = run(assignment(source), {**answers, wrong.answer: wrong.code}, secret=b"s", only=number)
+    done = run(assignment(source), {**answers, wrong.answer: wrong.code}, secret=b"s", only=number, prove=True)
     assert wrong.check in done.failed(), "this wrong answer passes"
     message = done[wrong.check].message
     assert wrong.says.lower() in message.lower(), message
