@@ -77,7 +77,8 @@ def static_idle(lengths, places, pause):
 def continuous_idle(lengths, places, pause):
     """Idle row-steps when requests join and leave between steps."""
     ### BEGIN SOLUTION: find out in how many steps all are done
-    ready_at, steps = [0] * places, 0  # the step from which on each place is ready; how many there are in all
+    ready_at = [0] * places  # the step from which on each place is ready
+    steps = 0
     for length in lengths:
         place = ready_at.index(min(ready_at))
         end = ready_at[place] + length
@@ -189,7 +190,8 @@ with check(
     for _ in range(8):
         places, pause = draw.randint(1, 6), draw.randint(0, 5)
         lengths = [draw.randint(1, 30) for _ in range(draw.randint(1, 20))]
-        waiting, busy, steps = list(lengths), [-pause] * places, 0  # busy: steps left; below 0: since when it is empty
+        waiting, steps = list(lengths), 0
+        busy = [-pause] * places  # steps that are left; below 0: since when it is empty
         while waiting or max(busy) > 0:
             for place, left in enumerate(busy):
                 if waiting and left <= -pause:
