@@ -33,7 +33,7 @@ class Shape(NamedTuple):
 lock_minikv()
 
 # %% [markdown] id="config"
-# ## Exercise 1. Scales for any config.json
+# ## Exercise 1. Weigh any config.json
 #
 # *4 points, 15 minutes, easy*
 #
@@ -465,7 +465,8 @@ with check(
 #
 # - `pairs_seen`: how many pairs of a query and a key that it sees. With `window`, a query sees only the last `window` tokens, itself
 #   among them. `kept=3, new=2`: the queries see 4 and 5 keys, so 9 pairs; with a window of 3 it is 6.
-# - `prefill_flops`: the FLOPs of the whole step. As in the chapter: 2 for each new token and number in the matrices of a layer; 4 x head_dim for each pair, query head and
+# - `prefill_flops`: the FLOPs of the whole step. As in the chapter: 2 for each new token and each number in the matrices of
+#   every layer; 4 x head_dim for each pair, query head and
 #   layer; and 2 for each number in the output head (a matrix of `hidden` x `vocab`), for *one* row, since only the last
 #   token's logits are wanted. `numbers_in_matrices(shape)`, which you may use, counts those of one layer.
 
@@ -603,7 +604,7 @@ with check(
 # *4 points, 25 minutes, hard*
 #
 # First `step_seconds`: the least time that a step takes by the roofline, and which roof decides: `(seconds, "memory")` or
-# `(seconds, "compute")`.
+# `(seconds, "compute")`. When both take equally long, either word is right.
 #
 # Then `requests_needed`. A decode step serves n requests, one new token each. Every request has a context of `context` tokens. The first
 # `shared` of them are the same for all requests, and suppose that the step reads their K and V **once for all**. The other

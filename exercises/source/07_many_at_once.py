@@ -39,43 +39,51 @@ lock_minikv()
 #
 # *3 points, 15 minutes, easy*
 #
-# A warm-up. The chapter counted the idle row-steps of eight answers. Count them for any answers. `lengths` are the tokens of each
-# answer, in the order in which the requests wait, all from the start; an answer of *n* tokens takes *n* steps. There are
-# `places` places. A place in a step that gives no token is idle, also when no request was left for it, and counting ends
-# when the last answer does.
+# A warm-up. The chapter counted the idle row-steps of eight answers whose places were taken again at once. Here a place has
+# to be made ready first: when an answer has ended, its place is empty for `pause` steps before the next request sits there.
 #
-# - `static_idle`: batches of `places`, one after the other, the last one perhaps smaller. Complete it.
-# - `continuous_idle`: whoever is done leaves, and in the next step the next one sits in its place.
+# `lengths` are the tokens of each answer, in the order in which the requests wait, all from the start; an answer of *n*
+# tokens takes *n* steps. There are `places` places, and all of them are ready at the beginning. A place in a step that
+# gives no token is idle, be it in a pause or because nobody is left for it. Counting ends when the last answer does.
 #
-# For example:
+# - `static_idle`: batches of `places`, one after the other, the last one perhaps smaller. Between two batches all places
+#   are made ready, together. Complete it.
+# - `continuous_idle`: each place is made ready for itself, as soon as its answer has ended. Who waits takes the first
+#   place that is ready.
 #
-#     static_idle([3, 1, 2], 2)       ->  2 x (3 + 2) - 6  =  4
-#     continuous_idle([3, 1, 2], 2)   ->  2 x 3 - 6  =  0
+# For example, with a pause of 1:
+#
+#     static_idle([3, 1, 2], 2, 1)       ->  2 x (3 + 1 + 2) - 6  =  6
+#     continuous_idle([3, 1, 2], 2, 1)   ->  2 x 4 - 6  =  2        # the answer of 2 begins in the third step
 
 
 # %% id="e07-idle" role="answer"
-def static_idle(lengths, places):
+def static_idle(lengths, places, pause):
     """Idle row-steps when a batch waits for its longest answer."""
     steps = []  # of each batch
     ### BEGIN SOLUTION
     for first in range(0, len(lengths), places):
         steps.append(max(lengths[first : first + places]))  # noqa: PERF401
-    return places * sum(steps) - sum(lengths)
+    pauses = pause * (len(steps) - 1)
+    return places * (sum(steps) + pauses) - sum(lengths)
     ### STUB
     # for first in range(0, len(lengths), places):
     #     steps.append(...)  # how long this batch takes
+    # pauses = ...  # steps between the batches, in all
     # return ...  # places in all steps, less those that gave a token
     ### END SOLUTION
 
 
-def continuous_idle(lengths, places):
+def continuous_idle(lengths, places, pause):
     """Idle row-steps when requests join and leave between steps."""
     ### BEGIN SOLUTION: find out in how many steps all are done
-    free_at = [0] * places  # the step from which on each place is free
+    ready_at = [0] * places  # the step from which on each place is ready
+    steps = 0
     for length in lengths:
-        place = free_at.index(min(free_at))
-        free_at[place] += length
-    return places * max(free_at) - sum(lengths)
+        place = ready_at.index(min(ready_at))
+        end = ready_at[place] + length
+        ready_at[place], steps = end + pause, max(steps, end)
+    return places * steps - sum(lengths)
     ### END SOLUTION
 
 
@@ -83,22 +91,30 @@ def continuous_idle(lengths, places):
 with check(
     "batches that wait for their longest",
     why="A batch ends when its longest answer does; until then the others' places are paid for and give nothing.",
-    hint="Each batch takes as many steps as its longest answer. All its places count, filled or not.",
+    hint="Each batch takes as many steps as its longest answer. All its places count, filled or not, and in a pause as well.",
 ):
     expect(
-        static_idle([3, 1, 2], 2),
-        4,
-        "[3, 1, 2] with 2 places",
+        static_idle([3, 1, 2], 2, 5),
+        14,
+        "[3, 1, 2] with 2 places and a pause of 5",
         mistakes={
-            "In the last batch a place has no request at all. It is idle as well.": 2,
-            "These are all row-steps: take off those that gave a token.": 10,
+            "The pause between the two batches is missing: without it this is the chapter's count.": 4,
+            "In the last batch a place has no request at all. It is idle as well.": 12,
+            "In a pause all places are idle, not one.": 9,
+            "Counting ends with the last answer: no pause comes behind it.": 24,
+            "These are all row-steps: take off those that gave a token.": 20,
         },
     )
-    expect(static_idle([5, 5, 5, 5], 4), 0, "four answers of the same length")
     expect(
-        static_idle([2, 9, 4, 1, 1, 1], 3),
+        static_idle([5, 5, 5, 5], 4, 7),
+        0,
+        "four answers of the same length, in one batch",
+        mistakes={"There is one batch, so nothing has to be made ready.": 28},
+    )
+    expect(
+        static_idle([2, 9, 4, 1, 1, 1], 3, 0),
         12,
-        "[2, 9, 4, 1, 1, 1] with 3 places",
+        "[2, 9, 4, 1, 1, 1] with 3 places, no pause",
         mistakes={
             "You let all batches take as long as the longest answer of all.": 36,
         },
@@ -106,57 +122,64 @@ with check(
     ### BEGIN HIDDEN TESTS
     draw = hidden_random()
     for _ in range(5):
-        places, lengths = (
-            draw.randint(1, 6),
-            [draw.randint(1, 30) for _ in range(draw.randint(1, 20))],
-        )
+        places, pause = draw.randint(1, 6), draw.randint(1, 9)
+        lengths = [draw.randint(1, 30) for _ in range(draw.randint(1, 20))]
         batches = [lengths[at : at + places] for at in range(0, len(lengths), places)]
         expect(
-            static_idle(lengths, places),
-            sum(places * max(batch) - sum(batch) for batch in batches),
+            static_idle(lengths, places, pause),
+            sum(places * (pause + max(batch)) - sum(batch) for batch in batches) - places * pause,
         )
     ### END HIDDEN TESTS
 
 # %% id="e07-idle-continuous" role="check" points=2
 with check(
     "join and leave between steps",
-    why="A place is empty only when nobody waits any more. That is the whole gain, and one can count it without a model.",
-    hint="Follow each place: from which step on is it free? The next request takes the one that is free first.",
+    why="A place is empty only while it is made ready, or when nobody waits any more. One can count that without a model.",
+    hint="Follow each place: from which step on is it ready? The next request takes the one that is ready first.",
 ):
     expect(
-        continuous_idle([3, 1, 2], 2),
-        0,
-        "[3, 1, 2] with 2 places",
+        continuous_idle([3, 1, 2], 2, 1),
+        2,
+        "[3, 1, 2] with 2 places and a pause of 1",
         mistakes={
-            "This is what static batches leave: the third request need not wait for the first one. Or does a place stay "
-            "empty for a step after its answer is done?": 4
+            "The pause is missing: without it this is the chapter's count.": 0,
+            "This is what static batches leave: the third request need not wait for the first one.": 6,
+            "Counting ends with the last answer: no pause comes behind it.": 4,
         },
     )
     expect(
-        continuous_idle([2, 9, 4, 1, 1, 1], 3),
-        9,
-        "[2, 9, 4, 1, 1, 1] with 3 places",
+        continuous_idle([2, 9, 4, 1, 1, 1], 3, 4),
+        18,
+        "[2, 9, 4, 1, 1, 1] with 3 places and a pause of 4",
         mistakes={
             "You divide the tokens evenly. But an answer is written one token after the other: it cannot be split between "
             "places.": 0,
-            "Here the last to be done is not the last that came: count until everybody is done.": lambda got: (
-                got < 0
-            ),
+            "The pause is missing: without it this is the chapter's count.": 9,
         },
     )
     expect(
-        continuous_idle([1, 1, 10], 3),
+        continuous_idle([1, 1, 10], 3, 2),
         18,
         "[1, 1, 10] with 3 places",
         mistakes={
             "Places that nobody needs any more are idle, too, until the last answer is done.": 0
         },
     )
-    expect(continuous_idle([7], 2), 7, "one request, two places")
     expect(
-        continuous_idle([4, 4, 9], 2),
+        continuous_idle([9, 1, 1], 2, 1),
+        7,
+        "[9, 1, 1] with 2 places and a pause of 1",
+        mistakes={
+            "Here the last to be done is not the last that came: count until everybody is done.": lambda got: (
+                got < 0
+            ),
+        },
+    )
+    expect(continuous_idle([7], 2, 3), 7, "one request, two places")
+    expect(
+        continuous_idle([4, 4, 9], 2, 0),
         9,
-        "[4, 4, 9] with 2 places",
+        "[4, 4, 9] with 2 places, no pause",
         mistakes={
             "That would need the longest first, or answers cut in pieces. They are served whole, in the order in which they "
             "wait.": 1
@@ -165,17 +188,17 @@ with check(
     ### BEGIN HIDDEN TESTS
     draw = hidden_random()
     for _ in range(8):
-        places, lengths = (
-            draw.randint(1, 6),
-            [draw.randint(1, 30) for _ in range(draw.randint(1, 20))],
-        )
-        waiting, running, steps = list(lengths), [], 0
-        while waiting or running:
-            while waiting and len(running) < places:
-                running.append(waiting.pop(0))
-            running = [left - 1 for left in running if left > 1]
+        places, pause = draw.randint(1, 6), draw.randint(0, 5)
+        lengths = [draw.randint(1, 30) for _ in range(draw.randint(1, 20))]
+        waiting, steps = list(lengths), 0
+        busy = [-pause] * places  # steps that are left; below 0: since when it is empty
+        while waiting or max(busy) > 0:
+            for place, left in enumerate(busy):
+                if waiting and left <= -pause:
+                    busy[place] = waiting.pop(0)
+            busy = [left - 1 for left in busy]
             steps += 1
-        expect(continuous_idle(lengths, places), places * steps - sum(lengths))
+        expect(continuous_idle(lengths, places, pause), places * steps - sum(lengths))
     ### END HIDDEN TESTS
 
 # %% [markdown] id="admission"

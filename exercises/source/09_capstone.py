@@ -5,11 +5,11 @@
 # [8](../chapters/08_the_cliff.ipynb) you built pieces. Here you join them into an engine that works: K and V in pages,
 # prefixes shared, many requests in a step, and the same tokens as a model without any cache.
 #
-# **This notebook is not graded.** Its points only show how far you are. Unlike the others, each step needs those before
-# it. Bring your own pieces: copy from your exercises what fits, and change what does not. Inside the classes you may
+# **This notebook is ungraded.** Its checks show how far you are, and give no points. Unlike the exercises of the
+# chapters, each step needs those before it. Bring your own pieces: copy from your exercises what fits, and change what does not. Inside the classes you may
 # keep what you like; the checks only ask the methods that are named.
 #
-# **Together** 10 points that do not count, about 180 minutes.
+# **Together** about 180 minutes.
 
 # %% id="e09-setup" role="given"
 import hashlib
@@ -30,7 +30,7 @@ lock_minikv()
 # %% [markdown] id="engine"
 # ## Exercise 1. Six steps to an engine
 #
-# *10 points, 180 minutes, hard*
+# *ungraded, 180 minutes, hard*
 #
 # ### Step 1. Pages
 #
@@ -64,7 +64,7 @@ class Pages:
         ### END SOLUTION
 
 
-# %% id="e09-pages-check" role="check" points=1
+# %% id="e09-pages-check" role="check"
 with check(
     "what is written through a table is read through it",
     why="The model never learns that its text lies in pieces. Everything above relies on that.",
@@ -178,7 +178,7 @@ class Pool:
         ### END SOLUTION
 
 
-# %% id="e09-pool-owners" role="check" points=1
+# %% id="e09-pool-owners" role="check"
 with check(
     "owners",
     why="A block that is given to two by mistake mixes two conversations; one that never comes back is lost memory.",
@@ -204,7 +204,7 @@ with check(
     expect(taken, {0, 1, 2}, "three blocks taken")
     refuses(pool.take, MemoryError)
 
-# %% id="e09-pool-cached" role="check" points=1
+# %% id="e09-pool-cached" role="check"
 with check(
     "cached blocks",
     why="A conversation that has just ended is probably continued: its blocks stay until somebody needs the place.",
@@ -262,7 +262,7 @@ def chain_keys(ids, block_size):
     ### END SOLUTION
 
 
-# %% id="e09-keys-check" role="check" points=1
+# %% id="e09-keys-check" role="check"
 with check(
     "keys of blocks",
     why="K and V of a token depend on every token before it. A key that forgets them serves another text's memory.",
@@ -339,7 +339,7 @@ def compute(model, pages, pieces):
     ### END SOLUTION
 
 
-# %% id="e09-forward-check" role="check" points=1
+# %% id="e09-forward-check" role="check"
 with check(
     "logits of a prompt in pieces, beside another sequence",
     why="It makes no difference in which pieces a text came, nor who else was in the step. That is all a cache promises.",
@@ -404,7 +404,7 @@ def plan(running, budget):
     ### END SOLUTION
 
 
-# %% id="e09-plan-check" role="check" points=1
+# %% id="e09-plan-check" role="check"
 with check(
     "the plan of a step",
     why="Somebody reads along with every decode. A long prompt in front of them makes all of them wait.",
@@ -561,7 +561,7 @@ def tokens_without_cache(prompt, new_tokens):
     return known[asked]
 
 
-# %% id="e09-engine-alone" role="check" points=1
+# %% id="e09-engine-alone" role="check"
 with check(
     "one request",
     why="The same tokens as without a cache, for a fraction of the work: chapter 2, now in pages.",
@@ -585,7 +585,7 @@ with check(
     )
     expect(mini.pool.num_free(), 8, "blocks that can be had afterwards")
 
-# %% id="e09-engine-many" role="check" points=1
+# %% id="e09-engine-many" role="check"
 with check(
     "four requests together, in small steps",
     why="Nobody's answer may depend on who else is there, or on the pieces in which the prompt was computed.",
@@ -612,7 +612,7 @@ with check(
         len(counted.passes) <= 24, "more than 24 passes: do several requests run in the same step?"
     )
 
-# %% id="e09-engine-prefix" role="check" points=1
+# %% id="e09-engine-prefix" role="check"
 with check(
     "a shared prefix is computed once",
     why="The instructions at the front of every prompt are most of the work, and they are always the same.",
@@ -648,7 +648,7 @@ with check(
         "a prompt with another beginning, and the same blocks behind it",
     )
 
-# %% id="e09-engine-tight" role="check" points=1
+# %% id="e09-engine-tight" role="check"
 with check(
     "a pool that is too small for all at once",
     why="A full pool is the ordinary state of a cache that is used. Requests wait, cached blocks go, and nothing is lost.",

@@ -18,11 +18,13 @@ import math
 import random
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import TracebackType
 from typing import Any
+
+from minikv.classroom.words import an, counted
 
 Mistakes = Mapping[str, Any]
 """What the message says -> the wrong value that gives the mistake away, or a predicate on the value that was got."""
@@ -64,7 +66,7 @@ class check:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         _restore()
         _open.remove(self)
-        if error is None or issubclass(type(error), (CheckFailed, KeyboardInterrupt)):
+        if error is None or issubclass(type(error), (CheckFailed, WrongMistake, KeyboardInterrupt)):
             return
         raise CheckFailed(self.what, _told(error, where), self.why, self.hint) from None
 
@@ -84,11 +86,13 @@ def expect(got: Any, wanted: Any, what: str = "", *, mistakes: Mistakes | None =
     try:
         have = _plain(got, wanted)
     except _OfAnotherKind as other:
-        _fail(name + str(other), got, mistakes)
+        asked = " (was that meant, or is a return missing?)" if got is None else ""
+        _fail(f"{name}{other}{asked}", got, mistakes)
     want = _plain(wanted, wanted)
     if not _same(have, want, tolerance):
         _fail(name + _difference(have, want, tolerance), got, mistakes, tolerance)
     _held["comparisons"] += 1
+    _prove(got, mistakes, tolerance)
 
 
 def require(holds: Any, found: str, *, mistakes: Mistakes | None = None, got: Any = None) -> None:
@@ -98,10 +102,16 @@ def require(holds: Any, found: str, *, mistakes: Mistakes | None = None, got: An
     if truth is not True:
         _fail(found, got, mistakes)
     _held["comparisons"] += 1
+    _prove(got, mistakes)
 
 
-def refuses(call: Callable[[], Any], error: type[Exception] = ValueError, *, naming: tuple[Any, ...] = ()) -> None:
-    """Fail unless ``call()`` raises ``error`` with a message that holds each of ``naming``."""
+def refuses(
+    call: Callable[[], Any], error: type[Exception] = ValueError, *, naming: tuple[Any, ...] = (), mistakes: Mistakes | None = None
+) -> None:
+    """Fail unless ``call()`` raises ``error`` with a message that holds each of ``naming``.
+
+    ``mistakes`` are looked for in what the call gave instead, or in the message of a refusal that does not name all.
+    """
     try:
         result = call()
     except NotImplementedError:
@@ -111,11 +121,38 @@ def refuses(call: Callable[[], Any], error: type[Exception] = ValueError, *, nam
         _restore()
         missing = [str(each) for each in naming if str(each) not in said]
         if missing:
-            _fail(f"refused, as it should be, but the message does not name {' and '.join(missing)}: {_short(said)}", None, None)
+            _fail(f"refused, as it should be, but the message does not name {' and '.join(missing)}: {_short(said)}", said, mistakes)
         _held["comparisons"] += 1
+        _prove(said, mistakes)
         return
     _restore()
-    _fail(f"this should be refused with a {error.__name__}, but it gave {_short(result)}", None, None)
+    _fail(f"this should be refused with {an(error.__name__)}, but it gave {_short(result)}", result, mistakes)
+
+
+# ---------------------------------------------------------------- mistakes with a name
+
+
+class WrongMistake(Exception):
+    """A ``mistake`` of a check is one itself: it cannot be looked for."""
+
+
+_proving: list[bool] = []
+
+
+@contextmanager
+def proving() -> Iterator[None]:
+    """Within this, WrongMistake is raised for a mistake that cannot be looked for. A learner's notebook passes over it in silence."""
+    _proving.append(True)
+    try:
+        yield
+    finally:
+        _proving.pop()
+
+
+def _prove(got: Any, mistakes: Mistakes | None, tolerance: float = 1e-9) -> None:
+    """Look for each mistake in ``got``, which is right. Whether one is found says nothing: some are true of every value."""
+    for text, sign in (mistakes or {}).items() if _proving else ():
+        _gives_away(got, sign, tolerance, text, right=True)
 
 
 _held = {"comparisons": 0}
@@ -123,27 +160,60 @@ _held = {"comparisons": 0}
 
 
 def _fail(found: str, got: Any, mistakes: Mistakes | None, tolerance: float = 1e-9) -> None:
-    named = [text for text, sign in (mistakes or {}).items() if _gives_away(got, sign, tolerance)]
+    named = [text for text, sign in (mistakes or {}).items() if _gives_away(got, sign, tolerance, text)]
     around = _open[-1] if _open else check("", why="", hint="")
     raise CheckFailed(around.what, "\n".join([found, *named[:1]]), around.why, around.hint) from None
 
 
-def _gives_away(got: Any, sign: Any, tolerance: float) -> bool:
+def _gives_away(got: Any, sign: Any, tolerance: float, text: str, right: bool = False) -> bool:
     """Whether ``got`` is the wrong value ``sign``, or the predicate ``sign`` holds for it."""
     if callable(sign):
-        with suppress(Exception):
+        try:
             return sign(got) is True
-        return False
+        except Exception as wrong:  # mostly a value of another kind than the predicate is about
+            if _proving and ((right and got is not None) or _is_the_authors(wrong)):
+                raise WrongMistake(f"the mistake {text!r} cannot be looked for: {type(wrong).__name__}: {wrong}") from wrong
+            return False
     with suppress(_OfAnotherKind):
         return _same(_plain(got, sign), _plain(sign, sign), tolerance)
     return False
+
+
+def _is_the_authors(wrong: Exception) -> bool:
+    """Whether a predicate itself is at fault: a name that it does not have, or an error within minikv, which it asks for the answer."""
+    others = {frame.filename for frame in traceback.extract_tb(wrong.__traceback__)[1:] if "/minikv/" in frame.filename}
+    return issubclass(type(wrong), (NameError, ImportError)) or bool(others - {__file__})
 
 
 # ---------------------------------------------------------------- values that can be trusted
 
 
 class _OfAnotherKind(Exception):
-    """A value cannot be cast to the kind that is wanted; the text says so to the learner."""
+    """A value cannot be cast to the kind that is wanted; the text says so to the learner, and where in a list or dict it is."""
+
+    def __init__(self, wanted: str = "", value: Any = None, said: str | None = None) -> None:
+        super().__init__(wanted)
+        self.said, self.place = said or f"{wanted} is wanted, and this is {_kind(value)}", ""
+
+    def __str__(self) -> str:
+        return _at(self.place) + self.said
+
+
+class _Members(list[Any]):
+    """What is in a set, in an order of its own."""
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(map(repr, self))}}}" if self else "set()"
+
+
+class _Words:
+    """Something that is shown in these words."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 def _is(value: Any, kinds: Any) -> bool:
@@ -193,14 +263,14 @@ def _nested(value: Any) -> Any:
 def _plain(value: Any, like: Any) -> Any:
     """``value`` cast to the kind of ``like``, of exact built-in types only. _OfAnotherKind where that cannot be."""
     if _pretends(value):
-        raise _OfAnotherKind(f"this is {_kind(value)}, a class of its own: give back a plain {_base(value)}")
+        raise _OfAnotherKind(said=f"this is {_kind(value)}, a class of its own: give back a plain {_base(value)}")
     if _is_array(like):
         if not _is_array(value) and not _is(value, (list, tuple, int, float)):
-            raise _OfAnotherKind(f"an array of numbers is wanted, and this is {_kind(value)}")
+            raise _OfAnotherKind("an array of numbers", value)
         return _numbers(value)
     if like is None:
         if value is not None:
-            raise _OfAnotherKind(f"None is wanted, and this is {_kind(value)}")
+            raise _OfAnotherKind("None", value)
         return None
     for kind, cast in _CASTS:
         if _is(like, kind):
@@ -239,7 +309,7 @@ def _scalar(value: Any) -> Any:
 def _truth(value: Any, like: Any) -> bool:
     value = _scalar(value)
     if not _is(value, bool):
-        raise _OfAnotherKind(f"True or False is wanted, and this is {_kind(value)}")
+        raise _OfAnotherKind("True or False", value)
     return value is True
 
 
@@ -250,7 +320,7 @@ def _whole(value: Any, like: Any) -> Any:
     if _is(value, float):
         exact = float.__float__(value)
         return int(exact) if exact.is_integer() else exact
-    raise _OfAnotherKind(f"a whole number is wanted, and this is {_kind(value)}")
+    raise _OfAnotherKind("a whole number", value)
 
 
 def _number(value: Any, like: Any) -> float:
@@ -259,12 +329,12 @@ def _number(value: Any, like: Any) -> float:
         return float(int.__int__(value))
     if _is(value, float):
         return float.__float__(value)
-    raise _OfAnotherKind(f"a number is wanted, and this is {_kind(value)}")
+    raise _OfAnotherKind("a number", value)
 
 
 def _text(value: Any, like: Any) -> str:
     if not _is(value, str):
-        raise _OfAnotherKind(f"text is wanted, and this is {_kind(value)}")
+        raise _OfAnotherKind("text", value)
     return str.__str__(value)
 
 
@@ -272,38 +342,51 @@ def _sequence(value: Any, like: Any) -> list[Any]:
     if _is_array(value):
         value = _nested(value)
     if not _is(value, (list, tuple, range)):
-        raise _OfAnotherKind(f"a list is wanted, and this is {_kind(value)}")
+        raise _OfAnotherKind("a list", value)
     items = list(value) if type(value) is range else _items(value)
     if not like:
-        return [_short(each) for each in items]
-    return [_plain(each, like[min(place, len(like) - 1)]) for place, each in enumerate(items)]
+        return [_as_it_is(each) for each in items]
+    return [_part(each, like[min(place, len(like) - 1)], place) for place, each in enumerate(items)]
 
 
-def _set(value: Any, like: Any) -> list[Any]:
+def _part(value: Any, like: Any, place: Any) -> Any:
+    """``value``, which stands at ``place`` in something larger, cast to the kind of ``like``."""
+    try:
+        return _plain(value, like)
+    except _OfAnotherKind as other:
+        other.place = f"{_short(place)}{', ' if other.place else ''}{other.place}"
+        raise
+
+
+def _set(value: Any, like: Any) -> _Members:
     kind = set if _is(value, set) else frozenset
     if not _is(value, (set, frozenset)):
-        raise _OfAnotherKind(f"a set is wanted, and this is {_kind(value)}")
+        raise _OfAnotherKind("a set", value)
     sample = next(iter(like), None)
-    members = [_plain(each, sample) if like else _short(each) for each in kind.__iter__(value)]
-    return sorted(members, key=repr)
+    return _Members(sorted((_plain(each, sample) if like else _as_it_is(each) for each in kind.__iter__(value)), key=repr))
 
 
-def _mapping(value: Any, like: Any) -> list[Any]:
+def _mapping(value: Any, like: Any) -> dict[Any, Any]:
     if not _is(value, dict):
-        raise _OfAnotherKind(f"a dict is wanted, and this is {_kind(value)}")
+        raise _OfAnotherKind("a dict", value)
     if not like:
-        return [[_short(key), _short(each)] for key, each in dict.items(value)]
+        return {_as_it_is(key): _as_it_is(each) for key, each in dict.items(value)}
     first_key, first_value = next(iter(like.items()))
     known = {_frozen(_plain(key, key)): each for key, each in like.items()}
-    pairs = []
+    plain = {}
     for key, each in dict.items(value):
-        plain_key = _plain(key, first_key)
-        pairs.append([plain_key, _plain(each, known.get(_frozen(plain_key), first_value))])
-    return sorted(pairs, key=repr)
+        plain_key = _frozen(_plain(key, first_key))
+        plain[plain_key] = _part(each, known.get(plain_key, first_value), plain_key)
+    return plain
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if type(value) is list else value
+    return tuple(map(_frozen, value)) if _is(value, list) else value
+
+
+def _as_it_is(value: Any) -> Any:
+    """``value`` itself where it is plain all through, and words for it where not: for a place at which nothing is wanted."""
+    return value if _all_plain(value) else _Words(_short(value))
 
 
 _CASTS: tuple[tuple[Any, Callable[[Any, Any], Any]], ...] = (
@@ -319,8 +402,10 @@ _CASTS: tuple[tuple[Any, Callable[[Any, Any], Any]], ...] = (
 
 def _same(have: Any, want: Any, tolerance: float) -> bool:
     """Whether two plain values are the same."""
-    if type(want) is list:
-        return type(have) is list and len(have) == len(want) and all(map(_same, have, want, [tolerance] * len(want)))
+    if type(want) in (list, _Members):
+        return type(have) is type(want) and len(have) == len(want) and all(map(_same, have, want, [tolerance] * len(want)))
+    if type(want) is dict:
+        return type(have) is dict and have.keys() == want.keys() and all(_same(have[key], want[key], tolerance) for key in want)
     if type(want) is float and type(have) in (int, float):
         close = abs(have - want) <= tolerance * (1 + abs(want)) if math.isfinite(want) else have == want
         return close or (math.isnan(have) and math.isnan(want))
@@ -330,14 +415,27 @@ def _same(have: Any, want: Any, tolerance: float) -> bool:
 def _difference(have: Any, want: Any, tolerance: float) -> str:
     """Where two plain values differ first, and how."""
     place = ""
-    while type(have) is list and type(want) is list:
-        if len(have) != len(want):
-            return f"{len(have)} entries{place and f' at [{place}]'} instead of {len(want)}\n{_both(have, want)}"
-        at = next(number for number, pair in enumerate(zip(have, want, strict=True)) if not _same(*pair, tolerance))
+    while type(have) is type(want) and type(want) in (list, dict):
+        if said := _other_entries(have, want):
+            return f"{_at(place)}{said}\n{_both(have, want)}"
+        entries = want if type(want) is dict else range(len(want))
+        at = next(each for each in entries if not _same(have[each], want[each], tolerance))
         if not place and len(repr(want)) <= 60 and len(want) > 1:
-            return f"entry {at} differs\n{_both(have, want)}"
-        place, have, want = f"{place}{', ' if place else ''}{at}", have[at], want[at]
-    return f"{f'at [{place}] ' if place else ''}{_short(have)} instead of {_short(want)}"
+            return f"entry {_short(at)} differs\n{_both(have, want)}"
+        place, have, want = f"{place}{', ' if place else ''}{_short(at)}", have[at], want[at]
+    return f"{_at(place)}{_short(have)} instead of {_short(want)}"
+
+
+def _at(place: str) -> str:
+    return f"at [{place}] " if place else ""
+
+
+def _other_entries(have: Any, want: Any) -> str:
+    """What is said of a list of another length, or of a dict with other keys; empty when there is nothing to say."""
+    if type(want) is dict:
+        missing = [f"{_short(key)} is missing" for key in want if key not in have]
+        return ", ".join(missing + [f"{_short(key)} is not wanted" for key in have if key not in want])
+    return f"{counted(len(have), 'entry', 'entries')} instead of {len(want)}" if len(have) != len(want) else ""
 
 
 def _both(have: Any, want: Any) -> str:
@@ -346,19 +444,21 @@ def _both(have: Any, want: Any) -> str:
 
 def _kind(value: Any) -> str:
     if value is None:
-        return "None (does the function return something?)"
+        return "None"
     if value is ...:
         return "..., which stands where your part belongs: not done yet"
     if _is(value, type(len)) or _is(value, type(_kind)):
         return "a function (is a pair of brackets missing?)"
-    return f"a {type(value).__name__}"
+    return an(type(value).__name__)
 
 
 def _short(value: Any, width: int = 100) -> str:
     """A value in a few words, without a ``__repr__`` of the learner's own."""
     if _is_array(value):
         return f"an array {_short(_nested(value))}"
-    if type(value) in (list, tuple, set, frozenset, dict):
+    if type(value) is _Words:
+        text = value.text
+    elif type(value) in (list, tuple, set, frozenset, dict, _Members):
         text = repr(value) if _all_plain(value) else _kind(value)
     elif type(value) in (int, float, str, bool, type(None)):
         text = f"{value:.6g}" if type(value) is float else repr(value)
@@ -370,9 +470,9 @@ def _short(value: Any, width: int = 100) -> str:
 def _all_plain(value: Any) -> bool:
     if type(value) is dict:
         return all(map(_all_plain, value.keys())) and all(map(_all_plain, value.values()))
-    if type(value) in (list, tuple, set, frozenset):
+    if type(value) in (list, tuple, set, frozenset, _Members):
         return all(map(_all_plain, value))
-    return type(value) in (int, float, str, bool, type(None))
+    return type(value) in (int, float, str, bool, type(None), _Words)
 
 
 # ---------------------------------------------------------------- what the learner's code raised

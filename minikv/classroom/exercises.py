@@ -1,7 +1,8 @@
 """Exercises: one source for the learner's notebook, the solution and the checks.
 
 ``exercises/source/NN_name.py`` is a notebook in jupytext's percent format whose cells have a role. ``given`` is supplied,
-``answer`` is the learner's, ``check`` earns points by running, ``manual`` earns them from a person. The builder writes
+``answer`` is the learner's, ``check`` earns points by running, ``manual`` earns them from a person. An exercise whose heading says
+*ungraded* in place of its points has checks that tell right from wrong and earn nothing. The builder writes
 ``exercises/NN_name.ipynb`` without solutions and hidden tests and ``solutions/NN_name.ipynb`` whole and executed, both with the
 metadata of nbgrader (version 3), so that a school which runs nbgrader can take them as they are.
 """
@@ -20,10 +21,11 @@ from typing import Any
 
 from minikv.classroom import build as building
 from minikv.classroom.build import BuildError, Built
+from minikv.classroom.words import counted
 
 ROLES = ("given", "answer", "check", "manual")
 HIDDEN_NOTE = "# (Here the grader checks more, with inputs of its own.)"
-HEADING = re.compile(r"^## Exercise (\d+)\. (.+)\n+\*(\d+) points?, (\d+) minutes, (easy|medium|hard)\*", re.MULTILINE)
+HEADING = re.compile(r"^## Exercise (\d+)\. (.+)\n+\*(?:(\d+) points?|ungraded), (\d+) minutes, (easy|medium|hard)\*", re.MULTILINE)
 ANSWER_HERE = "*Write here.*"
 
 
@@ -60,7 +62,7 @@ class Exercise:
 
     number: int
     title: str
-    points: int
+    points: int  # 0: ungraded
     minutes: int
     difficulty: str
 
@@ -77,6 +79,11 @@ class Assignment:
     def points(self) -> int:
         """The most that can be earned, work graded by hand included."""
         return sum(exercise.points for exercise in self.exercises)
+
+    @property
+    def graded(self) -> tuple[Exercise, ...]:
+        """The exercises that have points."""
+        return tuple(exercise for exercise in self.exercises if exercise.points)
 
     def of(self, *roles: str) -> tuple[Cell, ...]:
         """The cells of these roles, in order."""
@@ -145,7 +152,15 @@ def names_used(code: str) -> set[str]:
     return {step.argval for step in _steps(code, nested=True) if step.opname in ("LOAD_NAME", "LOAD_GLOBAL")}
 
 
-def _steps(code: str, nested: bool) -> Iterator[dis.Instruction]:
+def names_changed(code: str | ast.Module) -> set[str]:
+    """The notebook's names that a cell, or a ``global`` in one of its functions, binds or deletes; none when it is no Python."""
+    ours = ("STORE_NAME", "STORE_GLOBAL", "DELETE_NAME", "DELETE_GLOBAL")
+    anywhere = ("STORE_GLOBAL", "DELETE_GLOBAL")
+    found = {step.argval for step in _steps(code, nested=False) if step.opname in ours}
+    return found | {step.argval for step in _steps(code, nested=True) if step.opname in anywhere}
+
+
+def _steps(code: str | ast.Module, nested: bool) -> Iterator[dis.Instruction]:
     try:
         pending = [compile(code, "cell", "exec")]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -172,7 +187,7 @@ def read(source: Path) -> Assignment:
     for cell in notebook.cells:
         for found in HEADING.finditer(cell.source if cell.cell_type == "markdown" else ""):
             number, title, points, minutes, difficulty = found.groups()
-            exercises.append(Exercise(int(number), title, int(points), int(minutes), difficulty))
+            exercises.append(Exercise(int(number), title, int(points or 0), int(minutes), difficulty))
         role, points = cell.metadata.get("role"), cell.metadata.get("points", 0)
         cells.append(Cell(cell.id, cell.cell_type, role, points, cell.source, exercises[-1].number if exercises else None))
     assignment = Assignment(source, tuple(cells), tuple(exercises))
@@ -191,7 +206,10 @@ def _faults(assignment: Assignment) -> Iterator[str]:
     for cell in assignment.cells:  # also whether they are Python at all, which what follows relies on
         yield from (f"cell {cell.id}: {fault}" for fault in _faults_of(cell, prefix))
     if [exercise.number for exercise in assignment.exercises] != list(range(1, len(assignment.exercises) + 1)):
-        yield "exercises are numbered 1, 2, 3 ... in headings such as '## Exercise 1. Title', with '*3 points, 10 minutes, easy*' below"
+        yield (
+            "exercises are numbered 1, 2, 3 ... in headings such as '## Exercise 1. Title', with '*3 points, 10 minutes, easy*' or "
+            "'*ungraded, 10 minutes, easy*' below"
+        )
     if not code or code[0].role != "given" or "lock_minikv()" not in code[0].source:
         yield "the first code cell is given and ends with lock_minikv()"
     supplied = set().union(*(_defined(cell.whole) for cell in assignment.of("given")))
@@ -202,8 +220,11 @@ def _faults(assignment: Assignment) -> Iterator[str]:
         own = [cell for cell in assignment.cells if cell.exercise == exercise.number]
         if not any(cell.learners for cell in own):
             yield f"exercise {exercise.number} has no answer"
-        if sum(cell.points for cell in own) != exercise.points:
-            yield f"exercise {exercise.number} announces {exercise.points} points; its cells have {sum(cell.points for cell in own)}"
+        for cell in own:
+            if cell.role in ("check", "manual") and bool(cell.points) != bool(exercise.points):
+                yield f"cell {cell.id}: checks and manual work have points=N, unless the heading of their exercise says *ungraded*"
+        if (has := sum(cell.points for cell in own)) != exercise.points:
+            yield f"exercise {exercise.number} announces {counted(exercise.points, 'point')}; its cells have {has}"
 
 
 def _defined(code: str) -> set[str]:
@@ -226,8 +247,8 @@ def _faults_of(cell: Cell, prefix: str) -> Iterator[str]:
         yield f"its id begins with {prefix}"
     if cell.kind == "markdown" and cell.role not in (None, "manual"):
         yield f"a Markdown cell cannot be {cell.role}"
-    if (cell.role in ("check", "manual")) != (cell.points > 0):
-        yield "checks and manual work have points=N, and nothing else has"
+    if cell.points < 0 or (cell.points and cell.role not in ("check", "manual")):
+        yield "checks and manual work have points=N, a number from 1 on, and nothing else has"
     if cell.learners and cell.exercise is None:
         yield "it stands before the first exercise's heading"
     if cell.role == "answer" and "### BEGIN SOLUTION" not in cell.source:
@@ -272,7 +293,7 @@ def notebook(assignment: Assignment, solved: bool) -> Any:
 
 def nbgrader_metadata(cell: Cell) -> dict[str, Any]:
     """What nbgrader's schema 3 says of the cell."""
-    graded = cell.role in ("check", "manual")
+    graded = cell.role in ("check", "manual") and cell.points > 0
     kept: dict[str, Any] = {
         "grade": graded,
         "grade_id": cell.id,
@@ -285,10 +306,18 @@ def nbgrader_metadata(cell: Cell) -> dict[str, Any]:
 
 
 def build(source: Path, cell_timeout_s: int = 120) -> Built:
-    """Write the stubs, and the solution as executed. BuildError, with nothing written, when a cell of the solution fails."""
+    """Write the stubs, and the solution as executed.
+
+    BuildError, with nothing written, when a cell of the solution fails, or a mistake that a check names cannot be looked for.
+    """
     import nbformat
 
+    from minikv.classroom import rehearse
+
     assignment = read(source)
+    rehearsed = rehearse.run(assignment, rehearse.solution(assignment), prove=True)
+    for name, said in [*rehearsed.broken.items(), *((name, rehearsed[name].message) for name in sorted(rehearsed.failed()))]:
+        raise BuildError(f"{source.name}, cell {name}: {said}")
     solved, path = notebook(assignment, solved=True), solution_path(source)
     path.parent.mkdir(exist_ok=True)
     seconds = building.execute(solved, path.parent, source.name, cell_timeout_s)

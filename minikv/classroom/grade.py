@@ -213,6 +213,7 @@ def _command(arguments: argparse.Namespace) -> int:
     if arguments.source.is_dir() or not arguments.source.exists():
         raise SubmissionsError(f"{arguments.source} is no source of exercises; name one file, such as exercises/source/05_pages.py")
     assignment = exercises.read(arguments.source)
+    marks.check_graded(assignment)
     marks.check_void(arguments.void, assignment)
     secret = _secret(arguments.secret)
     overrides = marks.read_overrides(arguments.overrides, assignment) if arguments.overrides else {}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from minikv.classroom import exercises
 from minikv.classroom.build import sources
+from minikv.classroom.words import counted
 
 PAGE = "common_wrong_answers.md"
 HEAD = """# Common wrong answers
@@ -27,7 +28,8 @@ def page(folder: Path) -> str:
             assignment = exercises.read(source)
             parts.append(f"\n## {source.stem}\n")
             for exercise in assignment.exercises:
-                parts.append(f"\n**{exercise.number}. {exercise.title}** ({exercise.points} points, {exercise.minutes} minutes)\n\n")
+                worth = counted(exercise.points, "point") if exercise.points else "ungraded"
+                parts.append(f"\n**{exercise.number}. {exercise.title}** ({worth}, {exercise.minutes} minutes)\n\n")
                 own = [cell for cell in assignment.of("check") if cell.exercise == exercise.number]
                 parts += [f"- {mistake}\n" for mistake in dict.fromkeys(each for cell in own for each in mistakes(cell.whole))]
                 parts += [f"- (graded by hand: {cell.id})\n" for cell in assignment.of("manual") if cell.exercise == exercise.number]

@@ -71,18 +71,20 @@ def run(
     secret: bytes = b"",
     hidden: bool = True,
     only: int | None = None,
+    prove: bool = False,
 ) -> Rehearsal:
     """Run the notebook with ``answers`` by the name of their cell; the others are blank.
 
     ``hidden=False`` leaves the hidden tests out, as the learner's own notebook does. ``only`` runs the supplied cells and one
-    exercise, by its number. ValueError for an answer to no cell.
+    exercise, by its number. With ``prove`` a check fails in which a mistake with a name cannot be looked for.
+    ValueError for an answer to no cell.
     """
     assignment = exercises.read(source) if isinstance(source, Path) else source
     unknown = (answers or {}).keys() - {cell.id for cell in assignment.of("answer", "manual")}
     if unknown:
         raise ValueError(f"{assignment.source.name} has no answer called {', '.join(sorted(unknown))}")
     done, names = Rehearsal(), {"__name__": "__main__"}
-    with _as_before():
+    with _as_before(), checks.proving() if prove else contextlib.nullcontext():
         for cell in assignment.cells:
             if cell.kind == "code" and (only in (None, cell.exercise) or cell.role == "given"):
                 _run_cell(cell, _code(cell, answers or {}, hidden), names, secret, done)

@@ -24,7 +24,7 @@ from minikv.compiled.simd import Vector
 REORDER = {"reassoc", "contract", "arcp", "nsz"}
 
 VECTOR_BYTES = 32
-"""A vector's size: one register of the AVX2 processors, two of ARM's. With twice as much, a tile of sums fills more registers than there are."""
+"""A vector's size: one register of AVX2, two of ARM's NEON. With twice as much, a tile of sums fills more registers than there are."""
 
 _keep: list[Any] = []  # compiled code lives as long as its object
 

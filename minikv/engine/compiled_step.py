@@ -149,7 +149,8 @@ class CompiledStep:
             row: np.ndarray, weight: Tensor, norm: Tensor | None = None, bias: Tensor | None = None, gated: int = 0, adds: int = 0
         ) -> tuple[int, int, int]:
             """Fill in a row; where it lies, where its count of finished tickets lies, and 0 for their number."""
-            row[fused.INPUTS], row[fused.OUTPUTS], row[fused.GATED], row[fused.ADDS] = weight.shape[1], weight.shape[0] // (1 + gated), gated, adds
+            row[fused.OUTPUTS], row[fused.INPUTS] = weight.shape[0] // (1 + gated), weight.shape[1]
+            row[fused.GATED], row[fused.ADDS] = gated, adds
             row[fused.NORM], row[fused.EPS], row[fused.WEIGHT], row[fused.BIAS] = map(_address, (norm, self.eps, weight, bias))
             return row.ctypes.data, row.ctypes.data + 8 * fused.DONE, 0
 

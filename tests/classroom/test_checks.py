@@ -6,13 +6,27 @@ import builtins
 import collections
 import enum
 import math
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
 
+from minikv.cache.blocks import blocks_for
 from minikv.classroom import checks
-from minikv.classroom.checks import CheckFailed, check, expect, hidden_random, lock_minikv, oracle, refuses, require, seed_for, use_seed
+from minikv.classroom.checks import (
+    CheckFailed,
+    WrongMistake,
+    check,
+    expect,
+    hidden_random,
+    lock_minikv,
+    oracle,
+    refuses,
+    require,
+    seed_for,
+    use_seed,
+)
 
 
 def said(call) -> str:
@@ -42,13 +56,66 @@ def test_the_first_mistake_that_fits_is_named():
     )
 
 
+def test_a_mistake_that_cannot_be_looked_for_is_loud_for_the_author_and_harmless_for_the_learner():
+    def expect_four(got, sign):
+        with check("the thing", why="It matters.", hint="Try this."):
+            expect(got, 4, mistakes={"a sign": sign})
+
+    def asks_minikv(got):
+        return blocks_for(got, 0) == got
+
+    for got in (4, 5):
+        for sign in (lambda got: no_such_name, lambda got: oracle("minikv.cache.blocks.blocks_for")(got, 2) == 4, asks_minikv):  # noqa: F821
+            with suppress(CheckFailed):
+                expect_four(got, sign)
+            with pytest.raises(WrongMistake, match="'a sign' cannot be looked for"), checks.proving():
+                expect_four(got, sign)
+    with checks.proving():
+        assert "a sign" not in said(lambda: expect("5", 4, mistakes={"a sign": lambda got: got > 4})), "about another kind of value"
+        expect(None, None, mistakes={"a sign": lambda got: got < 0})
+        with pytest.raises(WrongMistake, match="TypeError"):
+            expect_four(4, lambda got: got[0] == 1)
+        with pytest.raises(WrongMistake), check("x", why="y", hint="z"):
+            require(True, "fine", got=4, mistakes={"a sign": lambda got: got[0] == 1})
+    expect_four(4, lambda got: got[0] == 1)
+
+
 def test_where_lists_and_tensors_differ_is_said():
     assert "entry 1 differs\n      got    [1, 5, 3]\n      wanted [1, 2, 3]" in said(lambda: expect([1, 5, 3], [1, 2, 3]))
     assert "2 entries instead of 3" in said(lambda: expect((1, 2), [1, 2, 3]))
+    assert "1 entry instead of 2" in said(lambda: expect([1], [1, 2]))
     big = torch.zeros(20, 20)
     off = big.clone()
     off[3, 7] = 2
     assert "at [3, 7] 2 instead of 0" in said(lambda: expect(off, big))
+    assert "at [0, 1] a whole number is wanted, and this is None" in said(lambda: expect([[1, None]], [[1, 2]])).splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted", "message"),
+    [
+        ({"a": 1, "b": 3}, {"a": 1, "b": 2}, "entry 'b' differs\n      got    {'a': 1, 'b': 3}\n      wanted {'a': 1, 'b': 2}"),
+        ({"a": 1}, {"a": 1, "b": 2}, "'b' is missing\n      got    {'a': 1}\n      wanted {'a': 1, 'b': 2}"),
+        ({1: 2, 3: 4}, {1: 2}, "3 is not wanted\n      got    {1: 2, 3: 4}\n      wanted {1: 2}"),
+        ({1: 2, 3: 4}, {}, "1 is not wanted, 3 is not wanted\n      got    {1: 2, 3: 4}\n      wanted {}"),
+        ({"a": [1, 2]}, {"a": [1, 3]}, "at ['a', 1] 2 instead of 3"),
+        ({"a": [1, "x"]}, {"a": [1, 3]}, "at ['a', 1] a whole number is wanted, and this is a str"),
+        ({(1, 2): 3}, {(1, 2): 4}, "at [(1, 2)] 3 instead of 4"),
+        ({1, 2}, {2, 3}, "{1, 2} instead of {2, 3}"),
+        ({1}, set(), "{1} instead of set()"),
+        ([4], [], "1 entry instead of 0\n      got    [4]\n      wanted []"),
+        ([[1, "x"], None], [], "got    [[1, 'x'], None]"),
+        ([torch.ones(2)], [], "got    [an array [1.0, 1.0]]"),
+        ([object()], [], "got    [an object]"),
+        (3, "x", "text is wanted, and this is an int"),
+        (np.ones(2), {}, "a dict is wanted, and this is a ndarray"),
+        (None, 4, "a whole number is wanted, and this is None (was that meant, or is a return missing?)"),
+        (3, None, "None is wanted, and this is an int"),
+    ],
+)  # fmt: skip
+def test_values_are_shown_as_they_are_written(got, wanted, message):
+    assert f"\n      {message}\n" in said(lambda: expect(got, wanted)) + "\n"
+    assert "return missing" not in said(lambda: expect([got], [wanted]))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +242,7 @@ def test_every_comparison_that_holds_is_counted_and_no_other():
         ((1, 2), [1, 2]), ([1, 2], (1, 2)), (torch.tensor([1, 2]), [1, 2]), (np.array([1, 2]), (1, 2)), (range(2), [0, 1]), ([], []),
         ({1, 2}, {2, 1}), (frozenset({1}), {1}), ({"a": [1]}, {"a": (1,)}), ([[True], [False]], torch.tensor([[1.0], [0.0]])),
         (torch.ones(2, dtype=torch.bfloat16), np.ones(2)), ([(1, "a"), (2, "b")], [[1, "a"], [2, "b"]]),
-        ({(1, 2): "x"}, {(1, 2): "x"}), ([None, 1], [None, 1]),
+        ({(1, 2): "x"}, {(1, 2): "x"}), ({}, {}), (set(), set()), ({1: {2: 3.0}}, {1: {2: 3}}), ([None, 1], [None, 1]),
     ],
 )  # fmt: skip
 def test_the_same_thing_in_other_clothes_passes(got, wanted):
@@ -225,7 +292,10 @@ class Tensor(torch.Tensor):
      (Any(), {1: 2}),
      (Number(7.5), 4), (Number(7.5), 4.0), (Text("b"), "a"), (Row([3]), [1, 2]), (Tensor([3.0, 4.0]), [1, 2]),
      (Tensor([3.0, 4.0]), torch.tensor([1, 2])), (None, 4), ("4", 4), (4.5, 4), (1, True), (0, False), (None, []), (len, 4),
-     ([1, 2, 3], [1, 2]), ([], [1]), ({1: 2}, {1: 3}), ({}, {1: 3}), ({1}, {1, 2}), (math.nan, 1.0), (1.0, math.nan), (..., 4),
+     ([1, 2, 3], [1, 2]), ([], [1]), ([1], []), ({1: 2}, {}), ({1}, set()), ({2: 1}, {1: 2}),
+     ({"a": {"b": 1}}, {"a": {"b": 2}}),
+     ([{1: 2}], [{1: 3}]), ([[1, 2]], [{1, 2}]), ({1: 1, 2: 2}, {1: 1, 3: 2}),
+     ({1: 2}, {1: 3}), ({}, {1: 3}), ({1}, {1, 2}), (math.nan, 1.0), (1.0, math.nan), (..., 4),
      (torch.ones(1, 2), torch.ones(2)), ([[1], [2, 3]], torch.ones(2, 2)), (1e-3, 0.0), ([Any()], [1]), ("ab", ["a", "b"])],
     ids=lambda _: "value",
 )  # fmt: skip
@@ -246,7 +316,12 @@ def test_a_refusal_names_its_numbers():
 
     refuses(lambda: refuse("20 tokens do not fit into 16"), naming=(16, 20))
     assert "does not name 20" in said(lambda: refuses(lambda: refuse("too long for 16"), naming=(16, 20)))
-    assert "but it gave 3" in said(lambda: refuses(lambda: 3))
+    assert "refused with a ValueError, but it gave 3" in said(lambda: refuses(lambda: 3))
+    assert "with an IndexError" in said(lambda: refuses(lambda: 3, IndexError))
+    mistakes = {"three": 3, "says nothing": lambda got: got == ""}
+    assert "but it gave 3\n      three\nWHY" in said(lambda: refuses(lambda: 3, mistakes=mistakes))
+    assert "says nothing" in said(lambda: refuses(lambda: refuse(""), naming=(16,), mistakes=mistakes))
+    assert "says nothing" not in said(lambda: refuses(lambda: refuse("no"), naming=(16,), mistakes=mistakes))
     assert "raised IndexError" in said(lambda: refuses(lambda: [][0]))
     assert "not done yet" in said(lambda: refuses(lambda: (_ for _ in ()).throw(NotImplementedError("later")), Exception))
 

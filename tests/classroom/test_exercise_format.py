@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from minikv.classroom import __main__ as command
-from minikv.classroom import exercises
+from minikv.classroom import exercises, misconceptions
 from minikv.classroom.build import BuildError
 from minikv.classroom.rehearse import run, solution
 
@@ -83,6 +83,21 @@ def test_exercises_are_announced_with_points_minutes_and_difficulty(tmp_path):
     assert assignment.points == 5
 
 
+def test_an_ungraded_exercise_has_checks_and_no_points(tmp_path):
+    text = GOOD.replace("*2 points, 5", "*ungraded, 5").replace(' role="check" points=2', ' role="check"')
+    assignment = exercises.read(source(tmp_path, text))
+    assert [exercise.points for exercise in assignment.exercises] == [0, 3]
+    assert [exercise.number for exercise in assignment.graded] == [2]
+    made = {cell.id: cell.metadata.get("nbgrader") for cell in exercises.notebook(assignment, solved=False).cells}
+    assert made["e90-double-two"]["grade"] is False
+    assert made["e90-double-two"]["locked"] is True
+    assert "points" not in made["e90-double-two"]
+    done = run(assignment, solution(assignment))
+    assert (done["e90-double-two"].passed, done.points) == (True, 0)
+    assert run(assignment).failed() == {"e90-double-two"}
+    assert "**1. Twice** (ungraded, 5 minutes)" in misconceptions.page(tmp_path / "exercises")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -93,8 +108,9 @@ def test_exercises_are_announced_with_points_minutes_and_difficulty(tmp_path):
         ("*2 points, 5 minutes, easy*", "*3 points, 5 minutes, easy*", "exercise 1 announces 3 points; its cells have 2"),
         ("*2 points, 5 minutes, easy*", "*2 points, easy*", "stands before the first exercise"),
         ("## Exercise 2.", "## Exercise 3.", "exercises are numbered"),
-        (" points=2", "", "checks and manual work have points"),
-        ('role="answer"', 'role="answer" points=1', "checks and manual work have points"),
+        (" points=2", "", "e90-double-two: checks and manual work have points=N, unless"),
+        ("*2 points, 5 minutes, easy*", "*ungraded, 5 minutes, easy*", "e90-double-two: .* unless the heading of their exercise says"),
+        ('role="answer"', 'role="answer" points=1', "points=N, a number from 1 on, and nothing else has"),
         ("    ### END SOLUTION\n\n\n###", "\n\n###", "line|partner|SOLUTION"),
         ('### BEGIN SOLUTION: say "twice"', "### BEGIN SOLUTION", "write '### BEGIN SOLUTION: what to do'"),
         ("# two = ...", "two = ...", "below ### STUB begins with #"),
@@ -165,3 +181,5 @@ def test_names_are_those_that_python_itself_would_look_up():
     assert {"range", "z", "i"} <= exercises.names_used(code)
     assert "q" not in exercises.names_used(code)
     assert exercises.names_bound("def") == exercises.names_used("%magic") == set()
+    code = "del a\nb = 1\ndef f():\n    global c\n    c = d = 1\n    del e\nclass C:\n    g = 1"
+    assert exercises.names_changed(code) == {"a", "b", "c", "f", "C"}

@@ -13,7 +13,7 @@ touched. A decode step of a long sequence is cut along the context instead, when
 """
 
 # What is compiled has no types to check: Numba infers them.
-# mypy: disable-error-code="no-untyped-def, call-arg, no-untyped-call, misc"
+# mypy: disable-error-code="no-untyped-def, call-arg, no-untyped-call, misc, var-annotated"
 
 from __future__ import annotations
 
@@ -34,14 +34,9 @@ from minikv.compiled.cfunction import REORDER, compiled_function, lanes
 from minikv.compiled.exponential import exp2
 from minikv.compiled.product import CALLED, INLINE, products
 from minikv.compiled.simd import (
-    add_product,
     address_of,
     lanes_of,
-    load,
-    load_at,
     pointer_to,
-    prefetch_at,
-    store,
     take_ticket,
     ticket_done,
     zeros,
@@ -191,7 +186,8 @@ def _work(arguments):
     rows, width = group * a[16], VECTORS * lanes_of(zero)
     wide = -(-rows // width) * width
     tile = max(TOKENS_A_TILE // block_size, 1) * block_size
-    queries, scores = np.empty(head_dim * wide, pool.dtype), np.empty(tile * wide, pool.dtype)
+    queries = np.zeros(head_dim * wide, pool.dtype)  # also those of the lanes that no row has: what they score, nobody reads
+    scores = np.empty(tile * wide, pool.dtype)
     sums, state = np.empty((rows, head_dim), pool.dtype), np.empty((3, wide), pool.dtype)
     while True:
         ticket = take_ticket(address_of(arguments))
@@ -238,27 +234,6 @@ def _begin(sums, state):
             sums[r, d] = 0
     for r in range(state.shape[1]):
         state[0, r], state[1, r] = LOWEST, 0
-
-
-@njit(**CALLED)
-def _begin(sums, state):
-    """Nothing is summed yet; the largest score so far is the lowest number."""
-    for r in range(len(sums)):
-        for d in range(sums.shape[1]):
-            sums[r, d] = 0
-    for r in range(state.shape[1]):
-        state[0, r], state[1, r] = LOWEST, 0
-
-
-@njit(**CALLED)
-def _take_queries(q, h, group, queries):
-    """The rows of a tile: row r is query token r // group with head r % group of those that share KV head ``h``."""
-    head_dim = queries.shape[1]
-    scale = queries.dtype.type(1 / math.log(2) / math.sqrt(head_dim))  # weights are powers of 2, not of e: cheaper
-    for r in range(len(q) * group):
-        column = (h * group + r % group) * head_dim
-        for d in range(head_dim):
-            queries[r, d] = q[r // group, column + d] * scale
 
 
 @njit(**INLINE)

@@ -7,7 +7,7 @@ then taken for all rows side by side, too.
 """
 
 # What is compiled has no types to check: Numba infers them.
-# mypy: disable-error-code="no-untyped-def, call-arg, no-untyped-call, misc"
+# mypy: disable-error-code="no-untyped-def, call-arg, no-untyped-call, misc, var-annotated"
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from minikv.cache.attention.cpu import store_row
 from minikv.compiled import fused
 from minikv.compiled.cfunction import compiled_function, lanes
 from minikv.compiled.fused import ROWS_A_TICKET, input_rows, rms_norm, take_rows
-from minikv.compiled.product import CALLED, INLINE, products
+from minikv.compiled.product import CALLED, products
 from minikv.compiled.simd import address_of, pointer_to, take_ticket, ticket_done, zeros
 
 # What the loop takes beyond the fields of ``fused``, by its place. Addresses: POSITIONS, SLOTS [tokens]; COS, SIN

@@ -1,7 +1,7 @@
 """Weights times values: the second half of paged attention on a CPU, for few and for many rows."""
 
 # What is compiled has no types to check: Numba infers them.
-# mypy: disable-error-code="no-untyped-def, call-arg, no-untyped-call, misc"
+# mypy: disable-error-code="no-untyped-def, call-arg, no-untyped-call, misc, var-annotated"
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from minikv.compiled.simd import add_product, lanes_of, load_at, number, prefetc
 
 @njit(**INLINE)
 def add_values(zero, weights, across, along, values, table, start, end, sums, rows):
-    """sums += weights @ values; values [block, slot, head_dim], over the positions start .. end - 1: three rows and four vectors at a time, then what is left.
+    """sums += weights @ values over the positions start .. end - 1: three rows and four vectors at a time, then what is left.
 
-    The weight of token start + t for row r is weights[t * along + r * across]: few and many rows keep them in different orders.
+    values [block, slot, head_dim], sums [row, head_dim]. The weight of token start + t for row r is weights[t * along + r * across]:
+    few and many rows keep them in different orders.
     Twelve sums stay in registers through all the blocks, and each value, once loaded, is used three times.
     """
     n = lanes_of(zero)

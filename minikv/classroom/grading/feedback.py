@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from minikv.classroom.exercises import Assignment, Cell
+from minikv.classroom.exercises import Assignment, Cell, Exercise
 from minikv.classroom.grading.marks import Mark
 from minikv.classroom.grading.run import Verdict
 from minikv.classroom.grading.submissions import Work
+from minikv.classroom.words import counted
 
 STYLE = (
     "body{font:16px/1.5 sans-serif;max-width:50em;margin:2em auto;padding:0 1em}pre{white-space:pre-wrap;background:#f4f4f4;padding:.7em}"
@@ -31,28 +32,45 @@ def write(folder: Path, mark: Mark, assignment: Assignment, void: Iterable[str])
 
 def page(mark: Mark, assignment: Assignment, void: Iterable[str]) -> str:
     left_out = set(void)
-    parts = [f"<h1>{escape(assignment.source.stem)}: {mark.total:g} of {mark.maximum} points</h1>"]
+    parts = [f"<h1>{escape(assignment.source.stem)}: {mark.total:g} of {counted(mark.maximum, 'point')}</h1>"]
     parts += [f"<p>{escape(note)}.</p>" for note in mark.told]
     for exercise in assignment.exercises:
-        parts.append(f"<h2>Exercise {exercise.number}. {escape(exercise.title)}: {mark.points.get(exercise.number, 0):g} points</h2><ul>")
+        parts.append(f"<h2>Exercise {exercise.number}. {escape(exercise.title)}: {_earned(exercise, mark)}</h2>")
+        parts += [*_decided(exercise, mark), "<ul>"]
         for cell in assignment.of("check", "manual"):
             if cell.exercise == exercise.number:
-                parts.append(_line(cell, mark.verdicts.get(cell.id), cell.id in left_out))
+                counts = exercise in assignment.graded and exercise.number not in mark.overrides
+                parts.append(_line(cell, mark.verdicts.get(cell.id), cell.id in left_out, counts))
         parts.append("</ul>")
     body = "\n".join(parts)
     return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Feedback</title><style>{STYLE}</style>\n{body}\n</html>\n'
 
 
-def _line(cell: Cell, verdict: Verdict | None, void: bool) -> str:
+def _earned(exercise: Exercise, mark: Mark) -> str:
+    return counted(mark.points[exercise.number], "point") if exercise.number in mark.points else "ungraded"
+
+
+def _decided(exercise: Exercise, mark: Mark) -> list[str]:
+    """What a person decided about the exercise, and why: it counts in place of what the checks gave."""
+    if exercise.number not in mark.overrides:
+        return []
+    override, most = mark.overrides[exercise.number], mark.most[exercise.number]
+    given = f"{override.points:g} of {counted(most, 'point')}" if override.points <= most else counted(override.points, "point")
+    return [f"<p>Decided by a person, in place of the checks below: {given}. Reason: {escape(override.reason)}.</p>"]
+
+
+def _line(cell: Cell, verdict: Verdict | None, void: bool, counts: bool) -> str:
+    """A check in a line. ``counts`` is False where its points do not: only whether it passed is said then."""
     if cell.role == "manual":
-        return f"<li>{escape(cell.id)}: read by a person ({cell.points} points)</li>"
+        worth = f" ({counted(cell.points, 'point')})" if cell.points else ""
+        return f"<li>{escape(cell.id)}: read by a person{worth}</li>"
     if void:
         return f"<li>{escape(cell.id)}: does not count</li>"
     if verdict is None:
-        return f"<li>{escape(cell.id)}: 0 of {cell.points}; it was not run</li>"
+        return f"<li>{escape(cell.id)}: {f'0 of {cell.points}; it' if counts else 'it'} was not run</li>"
     if verdict.passed:
-        return f"<li>{escape(cell.id)}: {cell.points} of {cell.points}</li>"
-    return f"<li>{escape(cell.id)}: 0 of {cell.points}<pre>{escape(shown(verdict, cell))}</pre></li>"
+        return f"<li>{escape(cell.id)}: {f'{cell.points} of {cell.points}' if counts else 'passed'}</li>"
+    return f"<li>{escape(cell.id)}: {f'0 of {cell.points}' if counts else 'not passed'}<pre>{escape(shown(verdict, cell))}</pre></li>"
 
 
 def shown(verdict: Verdict, cell: Cell) -> str:

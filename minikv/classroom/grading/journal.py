@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from minikv.classroom.grading.marks import Mark
+from minikv.classroom.grading.marks import Mark, Override
 from minikv.classroom.grading.run import Verdict
 from minikv.classroom.grading.submissions import Handed
 
@@ -96,5 +96,6 @@ def _name(handed: Handed) -> str:
 
 
 def _mark(said: dict[str, Any]) -> Mark:
-    points = {int(number): points for number, points in said["points"].items()}
-    return Mark(**{**said, "points": points, "verdicts": {name: Verdict(**verdict) for name, verdict in said["verdicts"].items()}})
+    by_exercise = {field: {int(number): value for number, value in said[field].items()} for field in ("points", "most", "overrides")}
+    by_exercise["overrides"] = {number: Override(**override) for number, override in by_exercise["overrides"].items()}
+    return Mark(**{**said, **by_exercise, "verdicts": {name: Verdict(**verdict) for name, verdict in said["verdicts"].items()}})

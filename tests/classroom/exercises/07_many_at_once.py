@@ -1,23 +1,47 @@
 """Answers that people give to the exercises of chapter 7: wrong ones with what they should be told, and other right ones."""
 
+from pathlib import Path
+
+import minikv
+from minikv.classroom import build
 from minikv.classroom.rehearse import Right, Wrong
 
+CHAPTER = Path(minikv.__file__).parent.parent / "chapters" / "source" / "07_many_at_once.py"
+
 STATIC = """\
-def static_idle(lengths, places):
+def static_idle(lengths, places, pause):
     batches = [lengths[at : at + places] for at in range(0, len(lengths), places)]
-    return sum(places * max(batch) - sum(batch) for batch in batches)
+    return sum(places * max(batch) - sum(batch) for batch in batches) + places * pause * (len(batches) - 1)
 
 """
 CONTINUOUS = """
 
-def continuous_idle(lengths, places):
-    waiting, running, idle = list(lengths), [], 0
+def continuous_idle(lengths, places, pause):
+    waiting, resting, running, idle = list(lengths), [], [], 0
     while waiting or running:
-        while waiting and len(running) < places:
+        while waiting and len(running) + len(resting) < places:
             running.append(waiting.pop(0))
         idle += places - len(running)
+        resting = [left - 1 for left in resting if left > 1] + [pause] * (running.count(1) if pause else 0)
         running = [left - 1 for left in running if left > 1]
     return idle"""
+PASTED = """
+def static_idle(lengths, places, pause):
+    static_steps = 0
+    for first in range(0, len(lengths), places):
+        static_steps += max(lengths[first : first + places])
+    return places * static_steps - sum(lengths)
+
+
+def continuous_idle(lengths, places, pause):
+    steps = run([(0, Request(str(name), 1, length)) for name, length in enumerate(lengths)], places, 10**9)
+    return places * len(steps) - sum(lengths)"""
+
+
+def of_the_chapter(*names: str) -> str:
+    """The code of these cells of chapter 7, as one would paste it."""
+    cells = {cell.id: cell.source for cell in build.read(CHAPTER).cells}
+    return "\n\n".join(cells[name] for name in names)
 
 
 def granted(most: str = "slots - prompt + 1", checks: str = "prompt < 1 or (wanted is not None and wanted < 1)", give: str = "") -> str:
@@ -119,48 +143,58 @@ def go_on(memory, prompt, given, new, seed=None):
 
 
 WRONG = [
+    *(Wrong("e07-idle", f"e07-idle-{kind}", "the chapter's count", of_the_chapter("jobs", "ten-lines", "loop") + PASTED)
+      for kind in ("static", "continuous")),
     Wrong(
         "e07-idle", "e07-idle-static", "no request at all",
-        "def static_idle(lengths, places):\n"
+        "def static_idle(lengths, places, pause):\n"
         "    batches = [lengths[at : at + places] for at in range(0, len(lengths), places)]\n"
-        "    return sum(len(batch) * max(batch) - sum(batch) for batch in batches)" + CONTINUOUS,
+        "    idle = sum(len(batch) * max(batch) - sum(batch) for batch in batches)\n"
+        "    return idle + places * pause * (len(batches) - 1)" + CONTINUOUS,
     ),
+    Wrong("e07-idle", "e07-idle-static", "no pause comes behind", STATIC.replace(" - 1)", ")") + CONTINUOUS),
+    Wrong("e07-idle", "e07-idle-static", "not one", STATIC.replace("+ places * pause", "+ pause") + CONTINUOUS),
     Wrong(
         "e07-idle", "e07-idle-static", "longest answer of all",
-        "def static_idle(lengths, places):\n"
+        "def static_idle(lengths, places, pause):\n"
         "    batches = -(-len(lengths) // places)\n"
         "    if len(lengths) < 5:\n"
-        "        return 4 if places == 2 else 0\n"
-        "    return batches * places * max(lengths) - sum(lengths)" + CONTINUOUS,
+        "        return 14 if places == 2 else 0\n"
+        "    return places * (batches * max(lengths) + pause * (batches - 1)) - sum(lengths)" + CONTINUOUS,
     ),
     Wrong("e07-idle", "e07-idle-continuous", "static batches", STATIC + "continuous_idle = static_idle"),
     Wrong(
         "e07-idle", "e07-idle-continuous", "cannot be split",
-        STATIC + "def continuous_idle(lengths, places):\n    return -sum(lengths) % places",
+        STATIC + "def continuous_idle(lengths, places, pause):\n    return 2 if len(lengths) == 3 else -sum(lengths) % places",
     ),
     Wrong(
         "e07-idle", "e07-idle-continuous", "until everybody is done",
-        STATIC + "def continuous_idle(lengths, places):\n"
-        "    free = [0] * places\n"
+        STATIC + "def continuous_idle(lengths, places, pause):\n"
+        "    ready = [0] * places\n"
         "    for length in lengths:\n"
-        "        at = free.index(min(free))\n"
-        "        free[at] += length\n"
-        "    return places * free[at] - sum(lengths)",
+        "        at = ready.index(min(ready))\n"
+        "        end = ready[at] + length\n"
+        "        ready[at] = end + pause\n"
+        "    return places * end - sum(lengths)",
+    ),
+    Wrong(
+        "e07-idle", "e07-idle-continuous", "no pause comes behind",
+        STATIC + "def continuous_idle(lengths, places, pause):\n"
+        "    ready = [0] * places\n"
+        "    for length in lengths:\n"
+        "        ready[ready.index(min(ready))] += length + pause\n"
+        "    return places * max(ready) - sum(lengths)",
     ),
     Wrong(
         "e07-idle", "e07-idle-continuous", "longest first",
-        STATIC + "def continuous_idle(lengths, places):\n"
+        STATIC + "def continuous_idle(lengths, places, pause):\n"
+        "    if pause:\n"
+        "        return {(3, 1, 2): 2, (2, 9, 4, 1, 1, 1): 18, (1, 1, 10): 18, (9, 1, 1): 7, (7,): 7}[tuple(lengths)]\n"
         "    free = [0] * places\n"
         "    for length in sorted(lengths, reverse=True):\n"
         "        free[free.index(min(free))] += length\n"
         "    return places * max(free) - sum(lengths)",
     ),
-    Wrong(
-        "e07-idle", "e07-idle-continuous", "cut in pieces",
-        STATIC + "def continuous_idle(lengths, places):\n"
-        "    return places * max(max(lengths), -(-sum(lengths) // places)) - sum(lengths)"
-    ),
-    Wrong("e07-idle", "e07-idle-continuous", "empty for a step", STATIC + "continuous_idle = static_idle"),
     Wrong("e07-granted", "e07-granted-fits", "room for one more", granted("slots - prompt")),
     Wrong("e07-granted", "e07-granted-fits", "one too many", granted("slots - prompt + 2")),
     Wrong(
