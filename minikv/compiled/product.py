@@ -39,7 +39,7 @@ from minikv.compiled.simd import (
 
 OUTPUTS_A_TICKET = 64
 ALONE_NUMBERS = 1 << 15  # a smaller matrix is done by one thread: waking the others takes longer
-ROWS_NEARBY = 12  # so many rows are multiplied with all outputs of a ticket before the next ones: they stay in the nearest cache
+ROWS_NEARBY = 48  # so many rows are multiplied with all outputs of a ticket before the next ones: they stay in a near cache
 
 # For loops that the compiler turns into vectors by itself, and for what is spelled out in vectors: inlined before types are known, it
 # is compiled once. Inlined by LLVM, it would be compiled anew at every level of calls, in 45 s instead of 15.
@@ -78,18 +78,19 @@ def _work(arguments):
 def products(zero, x, weight, out, first, last, ahead):
     """out[r, o] = x[r] . weight[o] for o in first .. last - 1, in tiles of 3 rows x 4 outputs.
 
-    While the first tile is multiplied with weight[o : o + 4], ahead[o : o + 4] is asked for, which is needed next: the
-    processor itself runs ahead in one row of memory, but not from row to row or from block to block.
+    Meanwhile ahead[o : o + 4], which is needed next, is asked for, each tile asking for its share: the processor itself runs ahead
+    in one row of memory, but not from row to row or from block to block.
     """
     fours = last - (last - first) % 4
     for start in range(0, len(x), ROWS_NEARBY):
         for o in range(first, fours, 4):
             if len(x) < 3:
                 for r in range(len(x)):
-                    _one_row(zero, x, r, weight, o, out, ahead, r == 0)
+                    _one_row(zero, x, r, weight, o, out)
             else:
                 for r in range(start, min(start + ROWS_NEARBY, len(x)), 3):
-                    _three_rows(zero, x, min(r, len(x) - 3), weight, o, out, ahead, r == 0)  # the last ones may overlap
+                    _ask(ahead, o, r // 3, (len(x) + 2) // 3)
+                    _three_rows(zero, x, min(r, len(x) - 3), weight, o, out)  # the last ones may overlap
     for o in range(fours, last):
         for r in range(len(x)):
             s = zero
@@ -98,13 +99,21 @@ def products(zero, x, weight, out, first, last, ahead):
             out[r, o] = total(s)
 
 
+@njit(**CALLED)
+def _ask(rows, o, tile, tiles):
+    """Ask for the share of tile number ``tile`` of rows[o : o + 4]."""
+    sharing = min(tiles, 4)
+    if tile < sharing:
+        for n in range(o + tile * 4 // sharing, o + (tile + 1) * 4 // sharing):
+            for i in range(0, rows.shape[1], 64 // rows.itemsize):  # 64 bytes: a cache line
+                prefetch_at(rows, n, i)
+
+
 @njit(**INLINE)
-def _one_row(zero, x, r, weight, o, out, ahead, ask):
+def _one_row(zero, x, r, weight, o, out):
     """out[r, o : o + 4]; the four sums are independent."""
     s0 = s1 = s2 = s3 = zero
     for i in range(0, weight.shape[1], lanes_of(zero)):
-        if ask:
-            _ask(ahead, o, i)
         part = load_at(zero, x, r, i)
         s0 = add_product(s0, part, load_at(zero, weight, o, i))
         s1 = add_product(s1, part, load_at(zero, weight, o + 1, i))
@@ -114,7 +123,7 @@ def _one_row(zero, x, r, weight, o, out, ahead, ask):
 
 
 @njit(**INLINE)
-def _three_rows(zero, x, r, weight, o, out, ahead, ask):
+def _three_rows(zero, x, r, weight, o, out):
     """out[r : r + 3, o : o + 4]. In this order a processor's 16 registers suffice: 12 sums, 3 parts of x, one of the matrix.
 
     One thread, 480 rows x 384 inputs: 78 to 80 GFLOP/s, where BLAS reaches 79 to 88; with the parts of the matrix in
@@ -122,8 +131,6 @@ def _three_rows(zero, x, r, weight, o, out, ahead, ask):
     """
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = c0 = c1 = c2 = c3 = zero
     for i in range(0, weight.shape[1], lanes_of(zero)):
-        if ask:
-            _ask(ahead, o, i)
         a, b, c = load_at(zero, x, r, i), load_at(zero, x, r + 1, i), load_at(zero, x, r + 2, i)
         part = load_at(zero, weight, o, i)
         a0, b0, c0 = add_product(a0, a, part), add_product(b0, b, part), add_product(c0, c, part)
@@ -136,11 +143,3 @@ def _three_rows(zero, x, r, weight, o, out, ahead, ask):
     store_at(out, r, o, totals(a0, a1, a2, a3))
     store_at(out, r + 1, o, totals(b0, b1, b2, b3))
     store_at(out, r + 2, o, totals(c0, c1, c2, c3))
-
-
-@njit(**INLINE)
-def _ask(rows, o, i):
-    """Ask for the cache line of 64 bytes that begins at place i of each of four rows, if one does."""
-    if i * rows.itemsize % 64 == 0:
-        for n in range(o, o + 4):
-            prefetch_at(rows, n, i)
