@@ -51,32 +51,28 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, layer: int, step: Step
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} do not belong to the pool {tuple(pool.shape)}")
     q, k, v = (_rows(t) for t in (q, k, v))
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    sequences, chunks = len(step.context_lengths), len(step.chunks)
+    sequences, chunks, group = len(step.context_lengths), len(step.chunks), heads // kv_heads
     sizes = {"HEADS": heads, "KV_HEADS": kv_heads, "BLOCK": block_size, "D": head_dim, "WIDE": _power_of_2(head_dim)}
     where = (pool, layer, pool.stride(0), step.block_tables, step.block_tables.stride(0), step.query_starts, step.context_lengths)
-    how = _sizes_for(pool.dtype, pool.device, sizes["WIDE"])
-    # Another kernel, because every program of the next ones may read what is stored here.
-    _store[(tokens,)](k, v, k.stride(0), v.stride(0), step.slots, pool, layer, pool.stride(0), **sizes, ALL=_power_of_2(kv_heads * head_dim))
+    rows, warps, tile, stages = _sizes_for(pool.dtype, pool.device, sizes["WIDE"])
+    # A kernel of its own, because every program of the next ones may read what it stores.
+    width = _power_of_2(kv_heads * head_dim)
+    _store[(tokens,)](k, v, k.stride(0), v.stride(0), step.slots, pool, layer, pool.stride(0), **sizes, ALL=width)
     if chunks:
-        rows, warps, tile, stages = how
-        rows = max(rows, _power_of_2(heads // kv_heads))
-        tiles = -(-step.max_query_tokens // (rows // (heads // kv_heads)))
-        _prefill[(tiles, kv_heads, chunks)](
-            q, q.stride(0), out, *where, step.chunks, **sizes, ROWS=rows, TILE=tile, num_warps=warps, num_stages=stages
-        )
+        rows = max(rows, _power_of_2(group))
+        grid = (-(-step.max_query_tokens // (rows // group)), kv_heads, chunks)
+        options = {"ROWS": rows, "TILE": tile, "num_warps": warps, "num_stages": stages}
+        _prefill[grid](q, q.stride(0), out, *where, step.chunks, **sizes, **options)
     if chunks < sequences:
-        _, _, tile, stages = how
-        rows = _power_of_2(heads // kv_heads)
         splits = _splits(sequences * kv_heads, step.max_context_tokens, tile, pool.device)
-        sums, state = out, out
-        if splits > 1:
+        options = {"ROWS": _power_of_2(group), "TILE": tile, "num_warps": 4, "num_stages": stages}
+        if splits == 1:
+            _decode[(sequences, kv_heads, 1)](q, q.stride(0), out, *where, out, out, **sizes, **options, SPLIT=False)
+        else:
             sums = torch.empty(sequences, heads, splits, head_dim, dtype=torch.float32, device=q.device)
             state = torch.empty(sequences, heads, splits, 2, dtype=torch.float32, device=q.device)
-        _decode[(sequences, kv_heads, splits)](
-            q, q.stride(0), out, *where, sums, state, **sizes, ROWS=rows, TILE=tile, SPLIT=splits > 1, num_warps=4, num_stages=stages
-        )
-        if splits > 1:
-            _join[(sequences, heads)](sums, state, out, step.query_starts, splits, HEADS=heads, D=head_dim, WIDE=sizes["WIDE"], MOST=MOST_SPLITS)
+            _decode[(sequences, kv_heads, splits)](q, q.stride(0), out, *where, sums, state, **sizes, **options, SPLIT=True)
+            _join[(sequences, heads)](sums, state, out, step.query_starts, splits, heads, head_dim, sizes["WIDE"], MOST_SPLITS)
     return out
 
 
@@ -146,9 +142,8 @@ def _store(
 def _dot(a, b):
     """a @ b in float32; "ieee": no tf32 for float32."""
     if WIDEN:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-    else:
-        return tl.dot(a, b, input_precision="ieee")
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision="ieee")
 
 
 @triton.jit
@@ -226,9 +221,7 @@ def _decode(
 
 
 @triton.jit(do_not_specialize=["splits"])
-def _join(
-    partial, state, out, query_starts, splits, HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, MOST: tl.constexpr
-):
+def _join(partial, state, out, query_starts, splits, HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, MOST: tl.constexpr):
     """What the programs of one sequence and head found, each under its own largest score, put under the largest of all."""
     s, head = tl.program_id(0), tl.program_id(1)
     first = tl.load(query_starts + s)
@@ -271,10 +264,6 @@ def _prefill(
     end = tl.minimum(context - count + (part + 1) * TOKENS, context)
     past = (context - count + part * TOKENS + 1) // TILE * TILE  # whole tiles that every row sees
     largest, total, sums = tl.full([ROWS], -3.0e38, tl.float32), tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, WIDE], tl.float32)
-    largest, total, sums = _walk(
-        queries, largest, total, sums, keys, a_block, table, 0, past, sees, KV_HEADS, BLOCK, D, WIDE, TILE, False
-    )
-    largest, total, sums = _walk(
-        queries, largest, total, sums, keys, a_block, table, past, end, sees, KV_HEADS, BLOCK, D, WIDE, TILE, True
-    )
+    largest, total, sums = _walk(queries, largest, total, sums, keys, a_block, table, 0, past, sees, KV_HEADS, BLOCK, D, WIDE, TILE, False)
+    largest, total, sums = _walk(queries, largest, total, sums, keys, a_block, table, past, end, sees, KV_HEADS, BLOCK, D, WIDE, TILE, True)
     tl.store(out + (at * HEADS + head[:, None]) * D + d[None, :], (sums / total[:, None]).to(out.dtype.element_ty), mask=mine)
