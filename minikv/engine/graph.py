@@ -15,7 +15,7 @@ Prefill is not recorded: its sizes are all different, and its kernels are long e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,10 @@ LEAST_WIDTH = 64  # blocks
 def bucket(sequences: int) -> int:
     """The size to which a decode step of so many sequences is padded: 1, 2, 4, 8, 16, then every multiple of 16."""
     return -(-sequences // 16) * 16 if sequences > 8 else 1 << (sequences - 1).bit_length()
+
+
+def _width(blocks: int) -> int:
+    return max(LEAST_WIDTH, 1 << (blocks - 1).bit_length())
 
 
 class Captured:
@@ -77,8 +81,7 @@ class DecodeGraphs:
 
     def __call__(self, pieces: Sequence[Piece]) -> Tensor:
         """K and V into the pool; logits [len(pieces), vocab]. ``can`` has said yes."""
-        width = max(blocks_for(piece.end, self.kv.block_size) for piece in pieces)
-        size = bucket(len(pieces)), max(LEAST_WIDTH, 1 << (width - 1).bit_length())
+        size = self.size(pieces)
         if size in self.steps:
             step, captured = self.steps[size]
             self.kv.begin(pieces, into=step)
@@ -89,13 +92,19 @@ class DecodeGraphs:
             self.steps[size] = step, Captured(self._forward(step), self.kv.device, self.memory)
         return self.logits[: len(pieces)]
 
-    def prepare(self, sequences: Sequence[int], context: int) -> None:
+    def size(self, pieces: Sequence[Piece]) -> tuple[int, int]:
+        """Sequences and width of the graph for a step of ``pieces``: the narrowest that was recorded, or else one to record."""
+        sequences, needed = bucket(len(pieces)), max(blocks_for(piece.end, self.kv.block_size) for piece in pieces)
+        recorded = [width for others, width in self.steps if others == sequences and width >= needed]
+        return sequences, min(recorded, default=_width(needed))
+
+    def prepare(self, sequences: Iterable[int], context: int) -> None:
         """Record the graphs for batches of ``sequences``, of up to ``context`` tokens each, before anybody waits for them.
 
-        The largest is recorded first, so that the memory it takes does for all others. K and V of the scratch block alone
-        are written.
+        The largest is recorded first, so that the memory it takes does for all others. Of the pool, only the scratch block is
+        written.
         """
-        width = max(LEAST_WIDTH, 1 << (blocks_for(context, self.kv.block_size) - 1).bit_length())
+        width = _width(blocks_for(context, self.kv.block_size))
         for size in sorted({(bucket(count), width) for count in sequences} - self.steps.keys(), reverse=True):
             step = self.kv.step = self.kv.reserve(*size)
             with torch.inference_mode():
