@@ -350,12 +350,12 @@ def engine_parity(bench: Bench) -> dict[str, Any]:
     weights = random_weights(shape, 0)
     model, oracle = Model(shape, weights, torch.float32, bench.device), Model(shape, weights, torch.float64)
     draw = random.Random(2)
-    count, own, new = (12, 60, 24) if bench.on_gpu else (2, 5, 3)
+    count, own, new = (12, 60, 24) if bench.on_gpu else (2, 5, 5)
     shared = draw.choices(range(shape.vocab), k=40 if bench.on_gpu else 8)
     prompts = [shared + draw.choices(range(shape.vocab), k=draw.randrange(own // 2, own)) for _ in range(count)]
     block = BLOCK if bench.on_gpu else 4
     most = max(blocks_for(len(prompt) + new, block) for prompt in prompts)
-    runner = TorchRunner(model, most + most // 2 + 1, block, "gpu", True)
+    runner = TorchRunner(model, most + most // 2 + 1 if bench.on_gpu else most, block, "gpu", True)
     engine = Engine(runner=runner, max_batch_tokens=48 if bench.on_gpu else 8)
     outs = engine.generate(prompts, Sampling(max_new_tokens=new, ignore_eos=True))
     engine.check_integrity()
