@@ -85,6 +85,7 @@ class Sequences:
         self.free = random.Random(3).sample(range(num_blocks), num_blocks)
         self.tables = [BlockTable(4) for _ in range(count)]
         self.lengths = [0] * count
+        self.addresses: dict[tuple[int, int], list[int]] = {}  # of each graph's tensors
 
     def pieces(self, *share: tuple[int, list[int]]) -> list[Piece]:
         out = []
@@ -113,6 +114,9 @@ class Sequences:
         pieces = self.pieces(*share)
         assert self.graphs.can(pieces)
         want, got = self.forward(self.plain, pieces), self.graphs(pieces)
+        for size, (step, _) in self.graphs.steps.items():  # what a recorded graph would go on reading
+            now = [value.data_ptr() for value in vars(step).values() if isinstance(value, torch.Tensor)]
+            assert self.addresses.setdefault(size, now) == now
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
         assert torch.equal(got.argmax(-1), want.argmax(-1))
         torch.testing.assert_close(self.static.pool[:-1], self.plain.pool[:-1], rtol=1e-5, atol=1e-5)
