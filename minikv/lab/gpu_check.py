@@ -100,8 +100,8 @@ FULL = Scale(
 )  # fmt: skip
 
 QUICK = replace(
-    FULL, heads=FULL.heads[:2], copy_bytes=2**29, kv_bytes=16 * 10**9, products=(4096,), reads=((1, 8_192), (64, 1_024)), chunks=((4_096, 4_096),),
-    batches=(1, 32, 128), prompts=(2_048,), requests=64, lengths=(100, 300),
+    FULL, heads=FULL.heads[:2], copy_bytes=2**29, products=(4096,), kv_bytes=16 * 10**9,
+    reads=((1, 8_192), (64, 1_024)), chunks=((4_096, 4_096),), batches=(1, 32, 128), prompts=(2_048,), requests=64, lengths=(100, 300),
     workload=replace(FULL.workload, turns=5), sessions=(8, 10), repeats=5, seconds=90,
 )  # fmt: skip
 
