@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
         command = import_module(f"minikv.cli.{module.name}")
         summary, _, details = (command.__doc__ or "").partition("\n")
         one = commands.add_parser(
-            module.name, help=summary, description=f"{summary}\n{details}", formatter_class=argparse.RawTextHelpFormatter
+            module.name.replace("_", "-"), help=summary, description=f"{summary}\n{details}", formatter_class=argparse.RawTextHelpFormatter
         )
         command.add_arguments(one)
         one.set_defaults(run=command.run)

@@ -1,13 +1,19 @@
-"""For all tests: tiny models run on one thread (more would only wait for each other), and no property test has a deadline."""
+"""For all tests: tiny models run on one thread (more would only wait for each other), and no property test has a deadline.
+
+Without a GPU, Triton's kernels run in its interpreter. Triton decides that when it is first imported, so it is said here.
+"""
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import settings
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 torch.set_num_threads(1)
 settings.register_profile("minikv", deadline=None)
 settings.load_profile("minikv")

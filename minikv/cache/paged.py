@@ -30,27 +30,29 @@ from minikv.shape.model_shape import ModelShape
 class StepTensors:
     """What one step's forward pass and attention kernels read; filled by ``Paged.begin``, never by them.
 
-    With T tokens and S sequences (padding included). The kernels read nothing else about the batch. The three whole
-    numbers are known on the host, so that a kernel chooses its way without waiting for the device.
+    With T tokens and S sequences (padding included). The kernels read nothing else about the batch. The whole numbers
+    at the end are known on the host, so that a kernel chooses its way without waiting for the device.
     """
 
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     slots: Tensor  # [T] int64: block * block_size + slot, where the token's K and V go
+    logit_rows: Tensor  # [rows] int64: the tokens whose logits are wanted
     query_starts: Tensor  # [S + 1] int32: sequence s has the tokens query_starts[s] : query_starts[s + 1]
     context_lengths: Tensor  # [S] int32: tokens of s that have K and V once this step's are stored
     block_tables: Tensor  # [S, widest] int32, rows padded with the scratch block
-    logit_rows: Tensor  # [rows] int64: the tokens whose logits are wanted
+    chunks: Tensor  # [C] int32: the sequences with more than one token in this step
     pieces: list[tuple[int, int, int]]  # on the host: (first token, tokens, context length) of each sequence
     max_query_tokens: int
     max_context_tokens: int
+    buffer: Tensor | None = None  # the bytes of all tensors above, where they came in one copy
 
 
 class Paged:
     """K and V in blocks. Who owns which block is decided elsewhere (blocks.py); here are only the bytes.
 
     ``num_blocks`` blocks can be used (one more is allocated, as scratch). ``attention`` names the kernel: "reference",
-    "cpu", or "auto" for the fastest that can run here. ``bucket`` maps a number of tokens to the size that a step is
+    "cpu", "gpu", or "auto" for the fastest that can run here. ``bucket`` maps a number of tokens to the size that a step is
     padded to; by default there is no padding.
     """
 
@@ -84,27 +86,30 @@ class Paged:
         for source, target in pairs:  # one after the other: a block may be written and then read
             self.pool[target].copy_(self.pool[source])
 
-    def begin(self, pieces: Sequence[Piece]) -> StepTensors:
+    def begin(self, pieces: Sequence[Piece], into: StepTensors | None = None) -> StepTensors:
         """Say who is in the step. Every piece's table must have a block for each of its tokens.
 
-        Raises ValueError for an empty step, an empty piece or a table that is too short; nothing is changed then.
+        ``into`` are tensors that ``reserve`` made: they are written over in place, and the step is padded to their size.
+        Raises ValueError for an empty step, an empty piece, a table that is too short or a step that ``into`` has no
+        room for; nothing is changed then.
         """
         if not pieces:
             raise ValueError("a step needs at least one piece")
         tokens = sum(len(piece.tokens) for piece in pieces)
-        padded = max(self.bucket(tokens), tokens)
-        surplus = padded - tokens  # every surplus token is a sequence of its own, one token long, in the scratch block
-        num_sequences = len(pieces) + surplus
         width = max(blocks_for(piece.end, self.block_size) for piece in pieces)
-
-        token_ids = np.zeros(padded, np.int64)
-        positions = np.zeros(padded, np.int64)
-        query_starts = np.empty(num_sequences + 1, np.int32)
-        query_starts[0] = 0
-        context_lengths = np.ones(num_sequences, np.int32)
-        tables = np.full((num_sequences, width), self.scratch, np.int32)
-        slots = np.full(padded, self.scratch * self.block_size, np.int64)
+        if into is None:
+            padded = max(self.bucket(tokens), tokens)
+        else:
+            padded, room = into.block_tables.shape
+            if tokens > padded or width > room or any(len(piece.tokens) != 1 or piece.logits != "last" for piece in pieces):
+                raise ValueError(f"{tokens} tokens with tables of {width} are no decode step of at most {padded} with tables of {room}")
+            width = room
+        surplus = padded - tokens  # every surplus token is a sequence of its own, one token long, in the scratch block
+        arrays = self._padding(padded, len(pieces) + surplus, width)
+        token_ids, positions, slots, tables = (arrays[name] for name in ("token_ids", "positions", "slots", "block_tables"))
+        query_starts, context_lengths = arrays["query_starts"], arrays["context_lengths"]
         rows: list[int] = []
+        chunks: list[int] = []
         spans: list[tuple[int, int, int]] = []
         first = 0
         for i, piece in enumerate(pieces):
@@ -121,6 +126,7 @@ class Paged:
                 positions[first] = position
                 slots[first] = tables[i, position // self.block_size] * self.block_size + position % self.block_size
             else:
+                chunks.append(i)
                 place = np.arange(piece.start, end)
                 positions[first:last] = place
                 slots[first:last] = tables[i, place // self.block_size] * np.int64(self.block_size) + place % self.block_size
@@ -134,21 +140,72 @@ class Paged:
         if surplus:
             query_starts[len(pieces) + 1 :] = np.arange(tokens + 1, padded + 1)
             spans += [(token, 1, 1) for token in range(tokens, padded)]
-
-        send = self._send
-        self.step = StepTensors(
-            token_ids=send(token_ids), positions=send(positions), slots=send(slots), query_starts=send(query_starts),
-            context_lengths=send(context_lengths), block_tables=send(tables), logit_rows=send(np.array(rows, np.int64)),
-            pieces=spans,
-            max_query_tokens=max(count for _, count, _ in spans), max_context_tokens=max(end for _, _, end in spans),
-        )  # fmt: skip
+        if into is None:
+            arrays["logit_rows"] = np.array(rows, np.int64)
+        arrays["chunks"] = np.array(chunks, np.int32)
+        self.step = self._send(arrays, spans, into)
         return self.step
 
-    def _send(self, host: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(host)
-        if self.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor.to(self.device)
+    def reserve(self, sequences: int, width: int) -> StepTensors:
+        """Tensors for decode steps of up to ``sequences`` sequences with tables of up to ``width`` blocks.
+
+        ``begin`` fills them as often as it is asked to, and they stay where they are: a captured graph reads the same
+        addresses at every replay. Every token wants logits. They begin as padding only. What the host knows about them
+        holds for every step that fits; ``pieces``, which cannot, is empty.
+        """
+        arrays = self._padding(sequences, sequences, width)
+        arrays["query_starts"][:] = np.arange(sequences + 1)
+        buffer, tensors = self._copy(arrays)
+        return StepTensors(**tensors, pieces=[], max_query_tokens=1, max_context_tokens=width * self.block_size, buffer=buffer)
+
+    def _padding(self, tokens: int, sequences: int, width: int) -> dict[str, np.ndarray]:
+        """The arrays of a step in which every token goes to the scratch block and every sequence has one token.
+
+        64-bit numbers come first, so that in one run of bytes each array is aligned.
+        """
+        return {
+            "token_ids": np.zeros(tokens, np.int64),
+            "positions": np.zeros(tokens, np.int64),
+            "slots": np.full(tokens, self.scratch * self.block_size, np.int64),
+            "logit_rows": np.arange(tokens),
+            "query_starts": np.zeros(sequences + 1, np.int32),
+            "context_lengths": np.ones(sequences, np.int32),
+            "block_tables": np.full((sequences, width), self.scratch, np.int32),
+            "chunks": np.zeros(0, np.int32),
+        }
+
+    def _send(self, arrays: dict[str, np.ndarray], spans: list[tuple[int, int, int]], into: StepTensors | None) -> StepTensors:
+        if into is not None:
+            assert into.buffer is not None
+            into.buffer.copy_(self._packed(arrays), non_blocking=True)
+            return into
+        buffer, tensors = None, {name: torch.from_numpy(array) for name, array in arrays.items()}
+        if self.device.type != "cpu":
+            buffer, tensors = self._copy(arrays)
+        return StepTensors(
+            **tensors, pieces=spans, buffer=buffer,
+            max_query_tokens=max(count for _, count, _ in spans), max_context_tokens=max(end for _, _, end in spans),
+        )  # fmt: skip
+
+    def _copy(self, arrays: dict[str, np.ndarray]) -> tuple[Tensor, dict[str, Tensor]]:
+        """``arrays`` on the device, as parts of one buffer: one copy a step, not one an array."""
+        buffer, tensors, start = self._packed(arrays).to(self.device, non_blocking=True), {}, 0
+        for name, array in arrays.items():
+            part = buffer[start : start + array.nbytes]
+            tensors[name] = part.view(torch.int64 if array.itemsize == 8 else torch.int32).view(array.shape)
+            start += array.nbytes
+        return buffer, tensors
+
+    def _packed(self, arrays: dict[str, np.ndarray]) -> Tensor:
+        """The arrays' bytes behind each other, on the host.
+
+        For a GPU in pinned memory, from which it fetches them by itself while the host goes on. torch keeps a freed piece of
+        such memory until the copies from it are done, so the next step gets another one.
+        """
+        size = sum(array.nbytes for array in arrays.values())
+        packed = torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()], out=packed.numpy())
+        return packed
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k, v in their slots, then attend; shapes as in ``model.transformer.KeyValueStore``."""

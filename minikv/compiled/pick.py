@@ -25,16 +25,16 @@ from minikv.compiled.simd import address_of, pointer_to, take_ticket
 ALONE_NUMBERS = 1 << 15  # so few are done by one thread: waking the others takes longer
 
 
-def largest(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(argmax, logsumexp) over the last dimension: rows [n, m], contiguous, on a CPU, float32 or float64.
+def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(argmax, logsumexp) over the last dimension: logits [n, m], contiguous, on a CPU, float32 or float64.
 
     Returns int64 [n] and [n] of the rows' dtype. Of equal largest numbers the first counts; a row with a nan has a nan sum.
     """
-    count, width = rows.shape
-    tokens, sums = torch.zeros(count, dtype=torch.int64), rows.new_empty(count)
-    arguments = np.array((0, rows.data_ptr(), count, width, tokens.data_ptr(), sums.data_ptr()), np.int64)
-    kernel = compiled_function(_pick, rows.dtype, 1)
-    threads.run(kernel, arguments.ctypes.data, 1 if rows.numel() < ALONE_NUMBERS else torch.get_num_threads())
+    count, width = logits.shape
+    tokens, sums = torch.zeros(count, dtype=torch.int64), logits.new_empty(count)
+    arguments = np.array((0, logits.data_ptr(), count, width, tokens.data_ptr(), sums.data_ptr()), np.int64)
+    kernel = compiled_function(_pick, logits.dtype, 1)
+    threads.run(kernel, arguments.ctypes.data, 1 if logits.numel() < ALONE_NUMBERS else torch.get_num_threads())
     return tokens, sums
 
 

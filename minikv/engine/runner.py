@@ -7,6 +7,7 @@ same scheduler then simulate that machine.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,7 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from minikv.engine.scheduler import Plan
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from minikv.engine.compiled_step import CompiledStep
+    from minikv.engine.graph import DecodeGraphs
     from minikv.model.weights import Model
 
 
@@ -59,11 +63,13 @@ class Runner(Protocol):
 class TorchRunner:
     """Runs ``model`` over a paged pool of ``num_blocks`` blocks on the model's own device and dtype.
 
-    Steps with the "cpu" attention go through the compiled forward pass of ``minikv.engine.compiled_step``.
+    Steps with the "cpu" attention go through the compiled forward pass of ``minikv.engine.compiled_step``; decode steps with
+    the "gpu" attention are replayed from ``minikv.engine.graph``, on a CUDA device or where ``graphs`` is True.
     """
 
-    def __init__(self, model: Model, num_blocks: int, block_size: int, attention: str = "auto") -> None:
+    def __init__(self, model: Model, num_blocks: int, block_size: int, attention: str = "auto", graphs: bool | None = None) -> None:
         from minikv.cache.paged import Paged
+        from minikv.model.sampling import argmax_and_logsumexp
 
         self.model = model
         self.kv = Paged(model.shape, num_blocks, block_size, model.dtype, model.device, attention)
@@ -71,16 +77,27 @@ class TorchRunner:
         self.vocab, self.max_context = model.shape.vocab, model.shape.max_context
         self.tokenizer, self.stop_tokens = model.tokenizer, model.stop_tokens
         self.compiled: CompiledStep | None = None
+        self.largest = argmax_and_logsumexp
         if self.kv.attention.__module__ == "minikv.cache.attention.cpu":
-            from minikv.engine.compiled_step import CompiledStep  # not above: on a GPU nothing is compiled by Numba
+            from minikv.compiled.pick import largest  # not above: on a GPU nothing is compiled by Numba
+            from minikv.engine.compiled_step import CompiledStep
 
-            self.compiled = CompiledStep(model)
+            self.compiled, self.largest = CompiledStep(model), largest
+        self.graphs: DecodeGraphs | None = None
+        if graphs is None:
+            graphs = self.kv.device.type == "cuda"
+        if graphs and self.kv.attention.__module__ == "minikv.cache.attention.gpu":  # the reference asks the host for lengths
+            from minikv.engine.graph import DecodeGraphs
+
+            self.graphs = DecodeGraphs(model, self.kv)
 
     def content(self) -> dict[str, str]:
         return {"model": self.model.fingerprint, "dtype": str(self.kv.pool.dtype)}
 
     def weights_changed(self) -> None:
         self.model.weights_changed()
+        if self.graphs is not None:
+            self.graphs.forget()
 
     def now(self) -> float:
         return perf_counter()
@@ -89,17 +106,24 @@ class TorchRunner:
         sleep(max(0.0, at - self.now()))
 
     def execute(self, plan: Plan, now: float) -> StepResult:
+        """Compute ``plan``. On a GPU the host waits once, for the drawn tokens; a step that draws none is still running."""
         import torch
 
         from minikv.model.sampling import choose
 
-        with torch.inference_mode():
+        cuda = self.kv.device.type == "cuda"
+        with torch.inference_mode(), torch.cuda.device(self.kv.device) if cuda else nullcontext():  # where Triton launches
             self.kv.copy_blocks(plan.copies)
             plan.copies.clear()  # done, whatever happens to the rest of the step
-            step = self.kv.begin(plan.pieces)
-            if self.compiled is not None and self.compiled.can(self.kv, step):
-                logits = self.compiled(self.kv, step)  # [rows, vocab]
-            else:
-                logits = self.model(step.token_ids, step.positions, self.kv, step.logit_rows)
-            tokens, logprobs = choose(logits, plan.draws) if plan.draws else ([], [])
+            logits = self._logits(plan)  # [rows, vocab]
+            tokens, logprobs = choose(logits, plan.draws, self.largest) if plan.draws else ([], [])
         return StepResult(tokens, logprobs, self.now())
+
+    def _logits(self, plan: Plan) -> Tensor:
+        """One forward pass: K and V into the pool, logits [rows, vocab] for the pieces that want them."""
+        if self.graphs is not None and self.graphs.can(plan.pieces):
+            return self.graphs(plan.pieces)
+        step = self.kv.begin(plan.pieces)
+        if self.compiled is not None and self.compiled.can(self.kv, step):
+            return self.compiled(self.kv, step)
+        return self.model(step.token_ids, step.positions, self.kv, step.logit_rows)

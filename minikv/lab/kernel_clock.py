@@ -1,6 +1,6 @@
 """A clock between the kernels of the compiled step.
 
-The compiled step (``engine/decode.py``) is one call from Python: a sequence of kernels, one row each, that all threads
+The compiled step (``engine/compiled_step.py``) is one call from Python: a sequence of kernels, one row each, that all threads
 walk through (``compiled/sequence.py``). A kernel that only looks at the clock can stand in that sequence too. So the
 profile is one of real steps, with the caches as they are in real steps: before every kernel and behind the last one,
 whoever comes first writes down the time. That costs some 50 ns a kernel.

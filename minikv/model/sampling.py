@@ -11,14 +11,15 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minikv.errors import RequestError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -99,42 +100,73 @@ class Draw:
     index: int
 
 
-def choose(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
+def argmax_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logit's place and the logarithm of the exponentials' sum: logits [rows, vocab]; int64 [rows] and [rows]."""
+    import torch
+
+    return logits.argmax(-1), logits.to(torch.promote_types(logits.dtype, torch.float32)).logsumexp(-1)
+
+
+def choose(
+    logits: Tensor, draws: Sequence[Draw], largest: Callable[[Tensor], tuple[Tensor, Tensor]] = argmax_and_logsumexp
+) -> tuple[list[int], list[float]]:
     """Token and log-probability for each draw. logits [rows, vocab]; several draws may share a row.
 
-    The log-probability is that of the model itself (temperature 1, nothing cut off). Greedy rows are decided on the
-    logits' own device and come back in one transfer.
+    The log-probability is that of the model itself (temperature 1, nothing cut off). All is decided on the logits' own
+    device, and comes back in one transfer: the only moment of a step at which the host waits for the device. ``largest`` is
+    ``argmax_and_logsumexp`` or does the same faster.
     """
     import torch
 
     rows = [draw.row for draw in draws]
-    picked = logits if rows == list(range(logits.shape[0])) else logits[torch.tensor(rows, device=logits.device)]
-    tokens = picked.argmax(-1)  # [draws]
-    for i, draw in enumerate(draws):
-        if draw.sampling.temperature > 0:
-            tokens[i] = _sample(picked[i], draw.sampling, uniform(draw.seed, draw.sample, draw.index))
-    compute = picked.to(torch.promote_types(picked.dtype, torch.float32))
-    logprobs = compute.gather(-1, tokens[:, None]).squeeze(-1) - compute.logsumexp(-1)
-    return tokens.tolist(), logprobs.tolist()
+    picked = logits if rows == list(range(logits.shape[0])) else logits[_on_device(rows, logits, torch.int64)]
+    tokens, sums = largest(picked)  # [draws] each
+    sampled = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
+    if sampled:
+        where = _on_device(sampled, logits, torch.int64)
+        tokens[where] = _sample(picked[where], [draws[i] for i in sampled])
+    logprobs = picked.gather(-1, tokens[:, None]).squeeze(-1) - sums
+    both = torch.stack((tokens.double(), logprobs.double())).tolist()  # float64 holds a token id exactly
+    return [int(token) for token in both[0]], both[1]
 
 
-def _sample(logits: Tensor, sampling: Sampling, number: float) -> Tensor:
-    """The token whose stretch of the cumulative distribution holds ``number``; logits [vocab]. Computed in float64.
+def _sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """For each row the token whose stretch of the cumulative distribution holds the draw's number. Computed in float64.
 
-    The distribution is laid out in the order of the vocabulary, not of the probabilities: two logits that swap ranks
-    by a rounding error then move no other token's stretch. Logits that tie with the ``top_k``-th are all kept.
+    logits [draws, vocab]; returns [draws]. The distribution is laid out in the order of the vocabulary, not of the
+    probabilities: two logits that swap ranks by a rounding error then move no other token's stretch. Logits that tie with the
+    ``top_k``-th are all kept.
     """
     import torch
 
-    scaled = (logits.double() - logits.max()) / sampling.temperature  # at most 0: a tiny temperature gives -inf, never inf
-    if 0 < sampling.top_k < scaled.numel():
-        least = scaled.topk(sampling.top_k).values[-1]
-        scaled = scaled.masked_fill(scaled < least, -math.inf)
+    def column(values: Iterable[float], dtype: torch.dtype = torch.float64) -> Tensor:  # [draws, 1]
+        return _on_device(list(values), logits, dtype)[:, None]
+
+    hows, vocab = [draw.sampling for draw in draws], logits.shape[-1]
+    temperature = column(how.temperature for how in hows)
+    scaled = (logits.double() - logits.amax(-1, keepdim=True)) / temperature  # at most 0: a tiny temperature gives -inf, never inf
+    top_k = [how.top_k if 0 < how.top_k < vocab else vocab for how in hows]
+    if min(top_k) < vocab:
+        most = max(k for k in top_k if k < vocab)
+        rank = column((min(k, most) - 1 for k in top_k), torch.int64)
+        least = scaled.topk(most).values.gather(-1, rank)
+        cut = column(k < vocab for k in top_k).bool()
+        scaled = scaled.masked_fill((scaled < least) & cut, -math.inf)
     probability = scaled.softmax(-1)
-    if sampling.top_p < 1:
+    if any(how.top_p < 1 for how in hows):
         ordered, order = probability.sort(descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered  # probability of everything more likely
-        probability[order[before >= sampling.top_p]] = 0
+        top_p = column(how.top_p if how.top_p < 1 else math.inf for how in hows)
+        probability = torch.zeros_like(probability).scatter_(-1, order, ordered.masked_fill(before >= top_p, 0))
     cumulative = probability.cumsum(-1)
-    token = torch.searchsorted(cumulative, cumulative[-1:] * number, right=True)
-    return token[0].clamp(max=scaled.numel() - 1)
+    number = column(uniform(draw.seed, draw.sample, draw.index) for draw in draws)
+    token = torch.searchsorted(cumulative, cumulative[:, -1:] * number, right=True)
+    return token[:, 0].clamp(max=vocab - 1)
+
+
+def _on_device(values: list[Any], like: Tensor, dtype: torch.dtype) -> Tensor:
+    """``values`` where ``like`` is. The host does not wait: a GPU fetches them from pinned memory when their turn comes."""
+    import torch
+
+    cuda = like.device.type == "cuda"
+    return torch.tensor(values, dtype=dtype, pin_memory=cuda).to(like.device, non_blocking=cuda)

@@ -9,18 +9,19 @@ wrong would be worse than one that does not load.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from minikv.errors import ModelError
-from minikv.model.tokenizer import Tokenizer
 from minikv.model.transformer import Transformer
 from minikv.shape.model_shape import ModelShape
+
+if TYPE_CHECKING:
+    from minikv.model.tokenizer import Tokenizer
 
 BUNDLED = Path(__file__).parent / "bundled"
 
@@ -55,8 +56,8 @@ def load(
 
     ``path`` is a folder with config.json and *.safetensors of the Llama, Mistral, Qwen2 or Qwen3 family; ``shape``
     asks for random weights from ``seed`` instead (give one of the two, or none for the bundled model). ``dtype`` is
-    float32 unless said otherwise (on a GPU: the dtype of the files). Raises ModelError, which says what is wrong with
-    the folder, file, shape or device.
+    float32 unless said otherwise; on a CUDA device bfloat16 where its matrix units have it (compute capability 8.0 and
+    later), else float16. Raises ModelError, which says what is wrong with the folder, file, shape or device.
     """
     try:
         torch.empty(0, device=device)
@@ -65,14 +66,20 @@ def load(
     if shape is not None:
         if path is not None:
             raise ModelError("give a path or a shape, not both: a path has its own weights, a shape gets random ones")
-        return Model(shape, random_weights(shape, seed), dtype or torch.float32, device)
+        return Model(shape, random_weights(shape, seed), dtype or default_dtype(device), device)
     folder = BUNDLED if path is None else Path(path)
     shape, stop_tokens = read_config(folder)
     weights = read_weights(folder, shape)
-    if dtype is None:
-        on_cpu = torch.device(device).type == "cpu"
-        dtype = torch.float32 if on_cpu else weights["model.embed_tokens.weight"].dtype
-    return Model(shape, weights, dtype, device, Tokenizer.from_folder(folder), stop_tokens)
+    from minikv.model.tokenizer import Tokenizer  # not above: random weights need no package that reads files
+
+    return Model(shape, weights, dtype or default_dtype(device), device, Tokenizer.from_folder(folder), stop_tokens)
+
+
+def default_dtype(device: str | torch.device) -> torch.dtype:
+    """float32, but on a CUDA device the 16 bits that its matrix units multiply: half the bytes, many times the rate."""
+    if torch.device(device).type != "cuda":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
 class Model(Transformer):
@@ -81,7 +88,7 @@ class Model(Transformer):
     def __init__(
         self,
         shape: ModelShape,
-        weights: dict[str, Tensor],
+        weights: Mapping[str, Tensor],
         dtype: torch.dtype,
         device: str | torch.device = "cpu",
         tokenizer: Tokenizer | None = None,
@@ -239,6 +246,8 @@ def read_weights(folder: Path, shape: ModelShape) -> dict[str, Tensor]:
     Raises ModelError, naming the file or tensor, when a file is missing, truncated or no safetensors, and when a
     tensor is missing, unexpected, given twice or of another size or no float.
     """
+    from safetensors import SafetensorError, safe_open
+
     weights: dict[str, Tensor] = {}
     for file in _weight_files(folder):
         try:
@@ -286,6 +295,8 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def save(model: Transformer, folder: str | Path) -> None:
     """Write ``model`` as a Hugging Face folder: config.json and model.safetensors, in the model's dtype."""
+    from safetensors.torch import save_file
+
     folder, shape = Path(folder), model.shape
     plain = "llama" if shape.hidden % shape.heads == 0 else "mistral"  # the same sums, but transformers wants a llama to divide evenly
     family = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else plain

@@ -147,7 +147,7 @@ def test_bookkeeping_keeps_the_pool_full() -> None:
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_parts_of_a_step_are_all_there(model, monkeypatch, compiled: bool) -> None:  # type: ignore[no-untyped-def]
-    from minikv.engine.decode import CompiledStep
+    from minikv.engine.compiled_step import CompiledStep
 
     calls: list[bool] = []
     can = CompiledStep.can

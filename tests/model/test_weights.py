@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import minikv
 from minikv.errors import ModelError
-from minikv.model.weights import Model, random_weights, save
+from minikv.model.weights import Model, default_dtype, random_weights, save
 
 SHAPE = minikv.ModelShape(layers=2, hidden=16, heads=4, kv_heads=2, head_dim=6, vocab=30, ffn=20, max_context=32, tied=False)
 
@@ -527,3 +527,10 @@ def test_a_device_that_is_none_is_refused() -> None:
     for device in ("nowhere", 3.5):
         with pytest.raises(ModelError, match="cannot compute on the device"):
             minikv.load(shape=SHAPE, device=device)
+
+
+def test_a_gpu_gets_the_16_bits_that_its_matrix_units_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_dtype("cpu") is default_dtype("meta") is torch.float32
+    for capability, dtype in (((7, 5), torch.float16), ((8, 0), torch.bfloat16), ((8, 9), torch.bfloat16), ((12, 0), torch.bfloat16)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        assert default_dtype("cuda") is dtype

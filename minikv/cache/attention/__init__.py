@@ -10,6 +10,7 @@ step is a ``minikv.cache.paged.StepTensors``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -21,14 +22,27 @@ def kernel(name: str, dtype: Any, device: Any) -> Callable[..., Any]:
     import torch
 
     compiled = device.type == "cpu" and dtype in (torch.float32, torch.float64)
+    in_triton = dtype in (torch.float32, torch.bfloat16, torch.float16) and find_spec("triton") is not None
     if name == "auto":
-        name = "cpu" if compiled else "reference"
+        name = "cpu" if compiled else "gpu" if in_triton and device.type == "cuda" else "reference"
     if name == "reference":
         from minikv.cache.attention.reference import attend
     elif name == "cpu":
         if not compiled:
             raise ValueError(f'attention="cpu" runs on a CPU in float32 or float64, not on {device} in {dtype}; use "auto"')
         from minikv.cache.attention.cpu import attend
+    elif name == "gpu":
+        if not in_triton:
+            missing = f"does not compute in {dtype}" if find_spec("triton") else "needs the package triton (pip install 'minikv[gpu]')"
+            raise ValueError(f'attention="gpu" {missing}; use "auto"')
+        from minikv.cache.attention import gpu
+
+        if device.type != ("cpu" if gpu.INTERPRETED else "cuda"):
+            raise ValueError(
+                f'attention="gpu" runs on a CUDA device, or on a CPU in Triton\'s interpreter (set TRITON_INTERPRET=1 before '
+                f'Python starts), not on {device}{" in the interpreter" if gpu.INTERPRETED else ""}; use "auto"'
+            )
+        attend = gpu.attend
     else:
-        raise ValueError(f'unknown attention {name!r}; known are "auto", "reference" and "cpu"')
+        raise ValueError(f'unknown attention {name!r}; known are "auto", "reference", "cpu" and "gpu"')
     return attend

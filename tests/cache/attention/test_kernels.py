@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import subprocess
 import sys
@@ -310,3 +311,104 @@ def test_two_python_threads_at_once() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "wrong: 0"
+
+
+# ---------------------------------------------------------------- the Triton kernel: on a GPU if there is one, or in the interpreter
+
+GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# What rounding the inputs of the products costs: q, k, v come rounded, so only the weights and the result are.
+CLOSE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def check_gpu(case: Case) -> None:
+    """``case`` through the Triton kernel: its result, and that it wrote this step's K and V and nothing else."""
+    pytest.importorskip("triton")
+    before, dtype = case.paged.pool.clone(), case.paged.pool.dtype
+    case.paged.pool, case.paged.device = case.paged.pool.to(GPU), GPU
+    attend = kernel("gpu", dtype, GPU)
+    out = attend(case.q.to(GPU), case.k.to(GPU), case.v.to(GPU), case.paged.pool, case.layer, case.begin()).cpu()
+    want = case.dense()
+    assert out.shape == case.q.shape
+    assert out.dtype == dtype
+    torch.testing.assert_close(out[: len(want)].double(), want, rtol=CLOSE[dtype], atol=CLOSE[dtype])
+    case.put(before, only_cached=False)
+    assert_same(case.paged.pool.cpu()[: case.paged.scratch], before[: case.paged.scratch])
+
+
+@pytest.mark.parametrize(
+    ("block_size", "heads", "kv_heads", "head_dim", "dtype"),
+    [
+        (16, 4, 2, 32, torch.float32),
+        (4, 4, 1, 64, torch.float32),
+        (1, 2, 2, 32, torch.float32),
+        (16, 4, 2, 128, torch.bfloat16),
+        (4, 2, 2, 32, torch.bfloat16),
+        (16, 4, 1, 64, torch.float16),
+        (3, 6, 2, 6, torch.float32),  # nothing a power of 2
+    ],
+)
+def test_triton_decodes_chunks_and_padding_around_block_edges(
+    block_size: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    b = block_size
+    decodes = [(length - 1, 1) for length in sorted({1, max(b - 1, 1), b, b + 1, 2 * b + 1, 33})]
+    chunks = [(0, 2), (b, b + 1), (3 * b - 1, 5), (0, 2 * b + 3), (37, 19)]
+    spans = decodes + chunks
+    random.Random(1).shuffle(spans)
+    check_gpu(Case(spans, b, heads, kv_heads, head_dim, dtype, padding=2))
+
+
+@pytest.mark.parametrize("context", [31, 32, 33, 255, 300])
+def test_triton_splits_a_long_context_and_joins_it_again(context: int) -> None:
+    gpu = pytest.importorskip("minikv.cache.attention.gpu")
+    assert (gpu._splits(2, context, 16, torch.device("cpu")) > 1) == (context > 32)
+    check_gpu(Case([(context - 1, 1)], kv_heads=2, head_dim=32, dtype=torch.float32))
+    check_gpu(Case([(context - 1, 1), (3, 1), (9, 4)], kv_heads=2, head_dim=32, dtype=torch.float32))
+
+
+def test_triton_with_minus_infinity_and_huge_scores() -> None:
+    for start, count in ((200, 1), (150, 9)):
+        case = Case([(start, count)], head_dim=32, dtype=torch.float32)
+        case.q[..., 0] = case.q[..., 0].abs() + 0.1
+        case.keys[0][:120, :, 0] = -math.inf  # whole tiles, and whole shares of a split context
+        case.put(case.paged.pool, only_cached=True)
+        check_gpu(case)
+    case = Case([(200, 1), (30, 5)], head_dim=32, dtype=torch.float32)
+    case.q.mul_(1e18)
+    check_gpu(case)
+
+
+def test_triton_takes_rows_in_any_order_and_refuses_what_does_not_belong() -> None:
+    case = Case([(30, 1), (7, 2)], head_dim=32, dtype=torch.float32)
+    case.q, case.k, case.v = (t.transpose(0, 1).contiguous().transpose(0, 1) for t in (case.q, case.k, case.v))
+    check_gpu(case)
+    attend = kernel("gpu", torch.float32, GPU)
+    q, k, v, step = case.q.to(GPU), case.k.to(GPU), case.v.to(GPU), case.begin()
+    with pytest.raises(ValueError, match="do not belong"):
+        attend(q, k[1:], v[1:], case.paged.pool, 0, step)
+    with pytest.raises(ValueError, match="do not belong"):
+        attend(q, k, v, case.paged.pool.transpose(3, 4), 0, step)
+
+
+def test_who_chooses_which_kernel() -> None:
+    pytest.importorskip("triton")
+    cpu_device, cuda = torch.device("cpu"), torch.device("cuda")
+    assert kernel("auto", torch.bfloat16, cpu_device).__module__.endswith("reference")
+    assert kernel("auto", torch.float32, cpu_device).__module__.endswith("cpu")
+    assert kernel("auto", torch.float64, cuda).__module__.endswith("reference")
+    with pytest.raises(ValueError, match="float64"):
+        kernel("gpu", torch.float64, GPU)
+    if GPU.type == "cpu":
+        with pytest.raises(ValueError, match="not on cuda in the interpreter"):
+            kernel("gpu", torch.float32, cuda)
+    else:
+        assert kernel("auto", torch.bfloat16, cuda).__module__.endswith("gpu")
+
+
+def test_without_the_interpreter_a_cpu_is_refused_with_what_to_do() -> None:
+    pytest.importorskip("triton")
+    code = "import torch; from minikv.cache.attention import kernel; kernel('gpu', torch.float32, torch.device('cpu'))"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    assert "TRITON_INTERPRET=1" in done.stderr
+    assert "ValueError" in done.stderr
