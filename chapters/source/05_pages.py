@@ -649,9 +649,10 @@ show_source(Paged.attend)
 # |---|---|---|---|
 # | `reference` | torch | gathers, then plain softmax | being right by inspection; any dtype, any device |
 # | `cpu` | Python compiled by Numba | through the table, online softmax | float32 and float64 on a CPU |
+# | `gpu` | Triton | through the table, online softmax | a graphics card |
 #
-# A third one, `gpu` in Triton, has its place beside them: the same loop for a graphics card. The
-# next cell says which dialects this copy has, and shows the first.
+# The next cell lists their files (those that begin with `cpu_` are parts of the second one), and
+# shows the first.
 
 # %% id="engine-reference"
 import pkgutil
@@ -676,20 +677,22 @@ show_source(cpu._attend)
 #
 # | in `walk` | in `_attend` | why |
 # |---|---|---|
-# | `rows`, heads of a group together | `queries[r]`, row `r` is token `r // group`, head `r % group` | one visit to a key serves the whole group |
+# | `rows`, heads of a group together | row `r` is token `r // group`, head `r % group` | one visit to a key serves the whole group |
 # | `for keys, values in pieces` | `for position in range(start, end, block_size)`, `table[position // block_size]` | the table, block by block |
-# | `largest`, `total` | `state[r, 0]`, `state[r, 1]` | the running maximum and sum |
-# | `out * shrink + weights @ values` | `_weigh` shrinks `sums[r]`, `_add` adds to it | the running output |
+# | `largest`, `total` | `state[0]`, `state[1]` | the running maximum and sum, one for each row |
+# | `out * shrink + weights @ values` | `_weigh` shrinks `sums[r]`, `add_values` adds to it | the running output |
 # | `-torch.inf` | `LOWEST`, finite | minus infinity minus itself would be nan |
-# | mask | `visible`, and `tokens = min(block_size, ...)` | the future has weight 0, and empty slots are never read |
+# | mask | `before + r // group + 1`, and `tokens = min(block_size, ...)` | the future has weight 0, and empty slots are never read |
 #
-# What is new is for speed alone. Scores are made for a *tile* of 256 positions before the maximum
+# What is new is for speed alone. Scores are made for a *tile* of 128 positions before the maximum
 # is taken, so that sums shrink less often. Weights are powers of 2 instead of $e$, the factor
-# $1/\ln 2$ having gone into the query: cheaper to compute, the same result. `_prefetch` asks for
-# the next block while this one is worked on. And the loop around it (`_work`) gives each thread
-# one sequence and one KV head at a time, until none is left. Pieces of a prompt longer than 16
-# tokens take another way: each key is used by so many queries that arithmetic counts and a gather
-# is small beside it (chapter 3), so it gathers once and calls torch.
+# $1/\ln 2$ having gone into the query: cheaper to compute, the same result. The next block is asked
+# for while this one is worked on (`ahead`). And the loop around it (`_work`) gives each thread one
+# tile of queries and one KV head at a time, until none is left.
+#
+# A piece of a prompt goes the same way, up to 48 rows at once. With so many rows each key, once
+# read, is used 48 times, and arithmetic counts (chapter 3). Then `many` rows lie beside each other
+# in the lanes of the processor's vectors, and all of them are multiplied with a key in one go.
 #
 # Your loop's last block has slots that were never written; their weight is 0. That is safe only
 # as long as what lies there is a finite number, because $0 \cdot \text{nan} = \text{nan}$. The

@@ -27,7 +27,6 @@ import minikv
 from minikv.cache.blocks import BlockTable, blocks_for
 from minikv.classroom.notebook import claim, compare, note, predict, show_source
 from minikv.engine.runner import TorchRunner
-from minikv.model.transformer import FEW_ROWS
 from minikv.shape.hardware import HARDWARE
 from minikv.shape.model_shape import PRESETS
 from minikv.shape.roofline import step_cost
@@ -126,9 +125,7 @@ note(
     f"{tpot_s[-1] / tpot_s[0]:.1f} times, from {1e3 * tpot_s[0]:.0f} to {1e3 * tpot_s[-1]:.0f} "
     "ms (on the machine that built this page). That is the trade: the operator "
     "looks at the left, the reader at the right. A processor has far less arithmetic for each "
-    f"byte than a GPU, so it leaves the free stretch early. (Steps of at most {FEW_ROWS} "
-    "tokens take a compiled pass in minikv and larger ones do not, so the curves may bend "
-    "there.)"
+    "byte than a GPU, so it leaves the free stretch early."
 )
 
 # %% [markdown] id="static"

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from minikv.shape.model_shape import ModelShape
 
-FEW_ROWS, MOST_ROWS = 12, 64
+FEW_ROWS = 128
 
 
 class KeyValueStore(Protocol):
@@ -61,32 +61,22 @@ class Layer:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias; x [rows, inputs], weight [outputs, inputs], bias [outputs]. Returns [rows, outputs].
 
-    The same product whichever way it is asked for, but with few rows on a CPU not equally fast. Up to twelve rows a
-    compiled loop reads the weights once, on all cores. Up to 64, BLAS is asked for the transpose, weight @ x.T, with as
-    many rows as its loops take at a time, zeros filling up (the result is laid out as a transpose too). The 33 products
-    of a model of 14 M parameters, two threads, in ms, medians (1 to 16 rows from one run, 32 and 64 from another):
+    The same product whichever way it is asked for, but with few rows on a CPU not equally fast: up to FEW_ROWS rows, a
+    compiled loop reads the weights once, on all cores. The 33 products of a model of 14 M parameters, two threads, in ms,
+    medians of one run:
 
-        rows             1     2     4     8    12    16    32    64
-        x @ weight.T   6.2  10.4  12.8  12.8  14.9  15.5  19.0  27.4
-        weight @ x.T   6.2   4.6   4.9   8.1  11.1   9.3  11.5  17.7
-        compiled       4.4   4.5   4.9   5.8   7.1   8.4
-
-    In steps of 256 rows and more the two orders are equal.
+        rows             1     2     4     8    16    32    64   128
+        x @ weight.T   5.1   8.9  10.1  11.4  13.1  18.7  31.1  50.2
+        compiled       3.6   3.9   5.3   5.8   6.1   9.9  22.1  39.6
     """
-    rows = x.shape[0]
-    if not 0 < rows <= MOST_ROWS or not x.is_cpu or x.dtype not in (torch.float32, torch.float64):
+    plain = weight.is_contiguous() and weight.dtype == x.dtype and x.dtype in (torch.float32, torch.float64)
+    trained = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if not 0 < x.shape[0] <= FEW_ROWS or not x.is_cpu or not plain or trained:
         return F.linear(x, weight, bias)
-    plain = weight.is_contiguous() and weight.dtype == x.dtype
-    if rows <= FEW_ROWS and plain and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
-        from minikv.compiled.product import few_rows  # not above: on a GPU nothing is compiled by Numba
+    from minikv.compiled.product import few_rows  # not above: on a GPU nothing is compiled by Numba
 
-        out = few_rows(x, weight)
-        return out if bias is None else out + bias
-    full = -(-rows // 16) * 16
-    if full > rows:
-        x = F.pad(x, (0, 0, 0, full - rows))
-    out = weight @ x.T if bias is None else torch.addmm(bias[:, None], weight, x.T)
-    return out.T[:rows]
+    out = few_rows(x, weight)
+    return out if bias is None else out + bias
 
 
 class Transformer:
