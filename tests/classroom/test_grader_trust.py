@@ -19,7 +19,7 @@ from minikv.classroom import exercises, grade
 from minikv.classroom.exercises import Assignment
 from minikv.classroom.grading import discretion, plugin, run, supervise, suspicion
 from minikv.classroom.grading.journal import Journal
-from minikv.classroom.grading.marks import Mark
+from minikv.classroom.grading.marks import Mark, Override
 from minikv.classroom.grading.rebuild import pieces
 from minikv.classroom.grading.run import START_TRIES, Limits, Ran, Stop, Verdict
 from minikv.classroom.grading.submissions import Handed, Work
@@ -234,7 +234,7 @@ def test_a_report_counts_once_in_its_turn_and_only_with_the_key():
 
 def test_a_mark_in_the_journal_needs_the_secret_and_the_same_arguments(tmp_path):
     handed = Handed("ada", PurePosixPath("ada.ipynb"), b"{}", (0.0,))
-    mark = Mark("ada", "ada.ipynb", "ok", {1: 2.0}, 2, verdicts={"e92-double-two": Verdict(True)})
+    mark = Mark("ada", "ada.ipynb", "ok", {1: 2.0}, {1: 2}, {1: Override(1.5, "late")}, verdicts={"e92-double-two": Verdict(True)})
     Journal(tmp_path / "g.csv", b"secret", "same").finish(handed, mark)
     assert Journal(tmp_path / "g.csv", b"secret", "same").mark(handed) == mark
     for secret, same in ((b"guess", "same"), (b"secret", "another source")):
