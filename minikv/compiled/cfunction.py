@@ -29,11 +29,13 @@ VECTOR_BYTES = 32
 _keep: list[Any] = []  # compiled code lives as long as its object
 
 
-@functools.cache
 def _sources() -> str:
     """Eight letters that change when any source file with compiled code does."""
     files = [*sorted(Path(__file__).parent.glob("*.py")), *sorted((Path(__file__).parents[1] / "cache" / "attention").glob("cpu*.py"))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
+
+
+SOURCES = _sources()  # as they are when they are imported: a file that is edited afterwards is not what gets compiled
 
 
 def lanes(dtype: torch.dtype, numbers: int) -> int:
@@ -49,7 +51,7 @@ def compiled_function(function: Callable[..., Any], dtype: torch.dtype, lanes: i
     """
     # Numba looks only at the file of ``function`` to see whether what it kept is out of date, and not at the files that
     # it uses; so the name under which it keeps it says what is in all of them.
-    function.__qualname__ = f"{function.__name__}_{_sources()}"
+    function.__qualname__ = f"{function.__name__}_{SOURCES}"
     number = {torch.float32: types.float32, torch.float64: types.float64}[dtype]
     signature = types.void(types.CPointer(Vector(number, lanes)))
     options: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy"}

@@ -51,7 +51,7 @@ def _fused(arguments):
     weight = carray(pointer_to(a[WEIGHT], arguments), (parts * outputs, inputs))
     out = carray(pointer_to(a[OUT], arguments), (rows, outputs))
     zero = zeros(arguments)
-    x, x_first = input_rows(zero, arguments, a), -1
+    x, x_first = input_rows(arguments, a), -1
     results = np.empty((2, min(rows, ROWS_A_TICKET), OUTPUTS_A_TICKET), out.dtype)  # gate and up, or only the first
     columns = -(-outputs // OUTPUTS_A_TICKET)
     while True:
@@ -68,19 +68,19 @@ def _fused(arguments):
         if a[BIAS]:
             bias = carray(pointer_to(a[BIAS], arguments), (outputs,))
             for r in range(num_rows):
-                _add(bias[first:], results[0, r], count)
+                _add(results[0, r], bias[first:], count)
         for r in range(num_rows):
             if a[GATED]:
                 _gate(results[0, r], results[1, r], count)
             if a[ADDS]:
-                _add(out[first_row + r, first:], results[0, r], count)
+                _add(results[0, r], out[first_row + r, first:], count)
             for o in range(count):
                 out[first_row + r, first + o] = results[0, r, o]
         ticket_done(address_of(arguments) + 8 * DONE)
 
 
 @njit(**INLINE)
-def input_rows(zero, arguments, a):
+def input_rows(arguments, a):
     """Room for the rows of a ticket once they are normalised; without a norm, nothing."""
     return np.empty((min(a[ROWS], ROWS_A_TICKET) if a[NORM] else 0, a[INPUTS]), carray(pointer_to(a[X], arguments), (1,)).dtype)
 
@@ -113,9 +113,9 @@ def rms_norm(zero, x, weight, eps, out):
 
 
 @njit(**CALLED)
-def _add(x, out, count):
+def _add(sums, x, count):
     for i in range(count):
-        out[i] += x[i]
+        sums[i] += x[i]
 
 
 @njit(**CALLED)

@@ -25,11 +25,13 @@ from minikv.compiled.simd import address_of, pointer_to, take_ticket
 ALONE_NUMBERS = 1 << 15  # so few are done by one thread: waking the others takes longer
 
 
-def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(argmax, logsumexp) over the last dimension: logits [n, m], contiguous, on a CPU, float32 or float64.
+def argmax_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Both over the last dimension: logits [n, m] on a CPU, float32 or float64.
 
-    Returns int64 [n] and [n] of the rows' dtype. Of equal largest numbers the first counts; a row with a nan has a nan sum.
+    Returns int64 [n] and [n] of the rows' dtype. Of equal largest numbers the first counts. As torch does it, but that a row
+    with a nan, an infinity, or nothing but -inf has a nan for a sum, and its place is that of the largest other number.
     """
+    logits = logits.contiguous()
     count, width = logits.shape
     tokens, sums = torch.zeros(count, dtype=torch.int64), logits.new_empty(count)
     arguments = np.array((0, logits.data_ptr(), count, width, tokens.data_ptr(), sums.data_ptr()), np.int64)

@@ -41,8 +41,8 @@ OUTPUTS_A_TICKET = 64
 ALONE_NUMBERS = 1 << 15  # a smaller matrix is done by one thread: waking the others takes longer
 ROWS_NEARBY = 48  # so many rows are multiplied with all outputs of a ticket before the next ones: they stay in a near cache
 
-# For loops that the compiler turns into vectors by itself, and for what is spelled out in vectors: inlined before types are known, it
-# is compiled once. Inlined by LLVM, it would be compiled anew at every level of calls, in 45 s instead of 15.
+# CALLED is for loops that the compiler turns into vectors by itself, INLINE for what is spelled out in vectors: it is inlined before
+# types are known and so compiled once. Inlined by LLVM, it would be compiled anew at every level of calls: 45 s instead of 15.
 CALLED: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy"}
 INLINE: dict[str, Any] = {**CALLED, "inline": "always"}
 
@@ -50,14 +50,16 @@ INLINE: dict[str, Any] = {**CALLED, "inline": "always"}
 def few_rows(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.T; x [rows, inputs], weight [outputs, inputs], contiguous, on a CPU, float32 or float64, no gradients.
 
-    Returns [rows, outputs].
+    Returns [rows, outputs]. ValueError when the sizes do not fit: compiled code does not look where it reads.
     """
+    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1] or not weight.is_contiguous():
+        raise ValueError(f"x {tuple(x.shape)} and a contiguous weight {tuple(weight.shape)} of as many inputs are wanted")
     x = x.contiguous()
     (rows, inputs), outputs = x.shape, weight.shape[0]
     out = x.new_empty(rows, outputs)
     kernel = compiled_function(_work, x.dtype, lanes(x.dtype, inputs))
     arguments = np.array((0, x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, outputs, inputs), np.int64)
-    threads.run(kernel, arguments.ctypes.data, 1 if weight.numel() < ALONE_NUMBERS else torch.get_num_threads())
+    threads.run(kernel, arguments.ctypes.data, 1 if rows * weight.numel() < ALONE_NUMBERS else torch.get_num_threads())
     return out
 
 
@@ -76,10 +78,10 @@ def _work(arguments):
 
 @njit(**INLINE)
 def products(zero, x, weight, out, first, last, ahead):
-    """out[r, o] = x[r] . weight[o] for o in first .. last - 1, in tiles of 3 rows x 4 outputs.
+    """out[r, o] = x[r] . weight[o] for o in first .. last - 1, in tiles of 3 rows x 4 outputs; one or two rows go one by one.
 
-    Meanwhile ahead[o : o + 4], which is needed next, is asked for, each tile asking for its share: the processor itself runs ahead
-    in one row of memory, but not from row to row or from block to block.
+    With three rows and more, ahead[o : o + 4], which is needed next, is asked for, each tile asking for its share: the processor
+    itself runs ahead in one row of memory, but not from row to row or from block to block.
     """
     fours = last - (last - first) % 4
     for start in range(0, len(x), ROWS_NEARBY):

@@ -4,7 +4,7 @@ A compiler turns many plain loops into vector instructions by itself, but it giv
 cannot rule out that two arrays overlap, or where the loop is short; attention has all three. Here the vectors are
 spelled out instead: ``load`` takes the next few numbers of an array, ``add_product`` works on all of them at once and
 ``total`` adds up what is in the lanes. LLVM knows such vectors on every processor; where the processor's own are
-shorter (16 floats are two AVX registers), it takes several of them.
+shorter (8 floats are two of ARM's registers), it takes several of them.
 """
 
 # What is compiled has no types to check: Numba infers them.

@@ -68,12 +68,14 @@ def _openmp_parallel() -> Callable[[int, int, int, int], None] | None:
 def _run_on_python_threads(kernel: int, arguments: int, threads: int) -> None:
     function = _function(kernel)
     others = [_helpers().submit(function, arguments) for _ in range(threads - 1)]
-    function(arguments)
-    for other in others:
-        if not other.cancel():  # a helper that has not even started is not needed: all tickets are taken
-            other.result()
+    try:
+        function(arguments)
+    finally:
+        for other in others:
+            if not other.cancel():  # a helper that has not even started is not needed: all tickets are taken
+                other.result()
 
 
 @functools.cache
 def _helpers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, torch.get_num_threads() - 1), thread_name_prefix="minikv-attention")
+    return ThreadPoolExecutor(max(1, torch.get_num_threads() - 1), thread_name_prefix="minikv")

@@ -35,25 +35,29 @@ class CompiledStep:
     """The compiled forward pass of ``model``, on a CPU in float32 or float64.
 
     The weights' addresses are taken once. Writing to a weight changes no address; a weight that was replaced by another
-    tensor is noticed at the next step, and the addresses are taken anew. One thread at a time may use the object.
+    tensor, or lies otherwise in memory, is noticed at the next step, and the addresses are taken anew. One thread at a time
+    may use the object, always under ``torch.inference_mode``.
     """
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
         self.weights: list[Tensor] = []
-        self.addresses: list[int] = []
+        self.seen: list[object] = []
         self.usable = False
         self.room = 0  # tokens
 
     def can(self, kv: Paged, step: StepTensors) -> bool:
         """Whether the compiled pass computes this step; if not, call the model."""
-        model = self.model
+        model, shape = self.model, self.model.shape
         return (
             kv.attention is cpu.attend
             and model.dtype == kv.pool.dtype  # float32 or float64, or the attention would not be this one
-            and type(model).__call__ is Transformer.__call__  # not when somebody has taught the model something else
-            and step.max_context_tokens <= model.shape.max_context  # or the call raises: positions have no angles there
+            and not _taught_otherwise(model, Transformer, ("__call__", "_project", "_norm"))
+            and not _taught_otherwise(kv, Paged, ("attend",))
+            and step.max_context_tokens <= shape.max_context  # or the call raises: positions have no angles there
             and kv.pool.is_contiguous()
+            and kv.pool.shape[1:4] == (shape.layers, 2, shape.kv_heads)
+            and kv.pool.shape[5] == shape.head_dim
             and self._current()
         )
 
@@ -77,7 +81,7 @@ class CompiledStep:
         head = products[-1]
         head[fused.ROWS], head[fused.PICKED], head[fused.OUT] = len(rows), rows.data_ptr(), logits.data_ptr()
         self.arguments[0] = len(self.kernels) if len(rows) else len(self.kernels) - 1
-        alone = tokens * self.largest < ALONE_NUMBERS and cpu.is_small(kv.pool, tiles)
+        alone = tokens * self.most_numbers < ALONE_NUMBERS and cpu.is_small(kv.pool, tiles)
         threads.run(self.sequence, self.arguments.ctypes.data, 1 if alone else torch.get_num_threads())
         return logits
 
@@ -103,12 +107,13 @@ class CompiledStep:
                 weights.append(layer.qkv_bias)
             if layer.qk_norm is not None:
                 weights.append(layer.qk_norm)
-        addresses = [weight.data_ptr() for weight in weights]
-        if addresses != self.addresses or not all(map(operator.is_, weights, self.weights)):
-            self.weights, self.addresses = weights, addresses
-            self.usable = all(w.is_contiguous() and w.is_cpu and w.dtype == model.dtype for w in weights) and self._sizes_fit()
-            if self.usable:
+        seen = [model.shape, *((weight.data_ptr(), weight.shape, weight.stride()) for weight in weights)]
+        if seen != self.seen or not all(map(operator.is_, weights, self.weights)):
+            self.usable, self.seen = False, []  # whoever is interrupted in the middle begins anew
+            if all(w.is_contiguous() and w.is_cpu and w.dtype == model.dtype for w in weights) and self._sizes_fit():
                 self._write_down()
+                self.usable = True
+            self.weights, self.seen = weights, seen
         return self.usable
 
     def _sizes_fit(self) -> bool:
@@ -136,6 +141,7 @@ class CompiledStep:
     def _write_down(self) -> None:
         """A row of arguments for every kernel of a step; where its results go is for ``_make_room`` to say."""
         model, shape = self.model, self.model.shape
+        self.room = 0
         self.eps = torch.tensor([shape.norm_eps], dtype=model.dtype)
         self.products = np.zeros((3 * shape.layers + 1, fused.FIELDS), np.int64)
         self.projections = np.zeros((shape.layers, cpu_project.FIELDS), np.int64)
@@ -174,12 +180,12 @@ class CompiledStep:
         self.kernels = np.array(kernels, np.int64)
         self.arguments = np.array((len(kernels), self.kernels.ctypes.data), np.int64)
         self.sequence = sequence.sequence()
-        self.largest = max(weight.numel() for weight in (model.head, model.layers[0].qkv, model.layers[0].gate_up))
-        self.room = 0
+        self.most_numbers = max(weight.numel() for weight in (model.head, model.layers[0].qkv, model.layers[0].gate_up))
 
     def _make_room(self, tokens: int) -> None:
         """Where the kernels hand each other their results, for steps of up to ``tokens`` tokens."""
         model, shape = self.model, self.model.shape
+        self.room = 0  # until all is done: the kernels' arguments point to what is let go here
         inner = shape.heads * shape.head_dim
         sizes = (shape.hidden, inner, inner, shape.ffn)
         self.x, self.q, self.attended, self.gated = (torch.empty(tokens, size, dtype=model.dtype) for size in sizes)
@@ -191,6 +197,11 @@ class CompiledStep:
         self.products[2:-1:3, fused.X], self.products[2:-1:3, fused.OUT] = gated, x
         self.products[-1, fused.X] = x
         self.room = tokens
+
+
+def _taught_otherwise(thing: object, original: type, names: tuple[str, ...]) -> bool:
+    """Whether somebody has put something else in the place of one of the methods, in a class of their own or in the object."""
+    return any(name in vars(thing) or getattr(type(thing), name) is not getattr(original, name) for name in names)
 
 
 def _address(tensor: Tensor | None) -> int:

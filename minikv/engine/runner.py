@@ -77,12 +77,12 @@ class TorchRunner:
         self.vocab, self.max_context = model.shape.vocab, model.shape.max_context
         self.tokenizer, self.stop_tokens = model.tokenizer, model.stop_tokens
         self.compiled: CompiledStep | None = None
-        self.largest = argmax_and_logsumexp
+        self.pick = argmax_and_logsumexp
         if self.kv.attention.__module__ == "minikv.cache.attention.cpu":
-            from minikv.compiled.pick import largest  # not above: on a GPU nothing is compiled by Numba
+            from minikv.compiled import pick  # not above: on a GPU nothing is compiled by Numba
             from minikv.engine.compiled_step import CompiledStep
 
-            self.compiled, self.largest = CompiledStep(model), largest
+            self.compiled, self.pick = CompiledStep(model), pick.argmax_and_logsumexp
         self.graphs: DecodeGraphs | None = None
         if graphs is None:
             graphs = self.kv.device.type == "cuda"
@@ -116,7 +116,7 @@ class TorchRunner:
             self.kv.copy_blocks(plan.copies)
             plan.copies.clear()  # done, whatever happens to the rest of the step
             logits = self._logits(plan)  # [rows, vocab]
-            tokens, logprobs = choose(logits, plan.draws, self.largest) if plan.draws else ([], [])
+            tokens, logprobs = choose(logits, plan.draws, self.pick) if plan.draws else ([], [])
         return StepResult(tokens, logprobs, self.now())
 
     def _logits(self, plan: Plan) -> Tensor:

@@ -108,19 +108,19 @@ def argmax_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def choose(
-    logits: Tensor, draws: Sequence[Draw], largest: Callable[[Tensor], tuple[Tensor, Tensor]] = argmax_and_logsumexp
+    logits: Tensor, draws: Sequence[Draw], pick: Callable[[Tensor], tuple[Tensor, Tensor]] = argmax_and_logsumexp
 ) -> tuple[list[int], list[float]]:
     """Token and log-probability for each draw. logits [rows, vocab]; several draws may share a row.
 
     The log-probability is that of the model itself (temperature 1, nothing cut off). All is decided on the logits' own
-    device, and comes back in one transfer: the only moment of a step at which the host waits for the device. ``largest`` is
+    device, and comes back in one transfer: the only moment of a step at which the host waits for the device. ``pick`` is
     ``argmax_and_logsumexp`` or does the same faster.
     """
     import torch
 
     rows = [draw.row for draw in draws]
     picked = logits if rows == list(range(logits.shape[0])) else logits[_on_device(rows, logits, torch.int64)]
-    tokens, sums = largest(picked)  # [draws] each
+    tokens, sums = pick(picked)  # [draws] each
     sampled = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if sampled:
         where = _on_device(sampled, logits, torch.int64)

@@ -69,9 +69,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         x @ weight.T   5.1   8.9  10.1  11.4  13.1  18.7  31.1  50.2
         compiled       3.6   3.9   5.3   5.8   6.1   9.9  22.1  39.6
     """
-    plain = weight.is_contiguous() and weight.dtype == x.dtype and x.dtype in (torch.float32, torch.float64)
+    plain = x.ndim == weight.ndim == 2 and x.shape[1] == weight.shape[1] and weight.is_contiguous() and x.is_cpu and weight.is_cpu
+    plain = plain and weight.dtype == x.dtype and x.dtype in (torch.float32, torch.float64)
     trained = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if not 0 < x.shape[0] <= FEW_ROWS or not x.is_cpu or not plain or trained:
+    if not plain or trained or not 0 < x.shape[0] <= FEW_ROWS:
         return F.linear(x, weight, bias)
     from minikv.compiled.product import few_rows  # not above: on a GPU nothing is compiled by Numba
 

@@ -65,9 +65,20 @@ def test_what_is_kept_on_disk_is_named_after_all_sources(monkeypatch):
     from minikv.compiled import cfunction, product
 
     few_rows(torch.ones(1, 16), torch.ones(4, 16))
-    assert product._work.__qualname__ == f"_work_{cfunction._sources()}"
+    assert product._work.__qualname__ == f"_work_{cfunction.SOURCES}"
     before = cfunction._sources()
-    cfunction._sources.cache_clear()
     monkeypatch.setattr(cfunction.Path, "read_bytes", lambda file: b"changed")
-    assert cfunction._sources() != before
-    cfunction._sources.cache_clear()
+    assert cfunction._sources() != before == cfunction.SOURCES
+
+
+@pytest.mark.parametrize("inputs", [16, 64])
+def test_sizes_that_do_not_fit_are_refused(inputs):
+    with pytest.raises(RuntimeError):
+        linear(torch.ones(4, 32), torch.ones(8, inputs))
+    with pytest.raises(ValueError, match=r"\(4, 32\) .* \(8, "):
+        few_rows(torch.ones(4, 32), torch.ones(8, inputs))
+
+
+def test_more_dimensions_are_torchs():
+    x, weight = torch.randn(2, 3, 16), torch.randn(5, 16)
+    torch.testing.assert_close(linear(x, weight), F.linear(x, weight))

@@ -21,6 +21,7 @@ import textwrap
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import minikv
 from minikv.cache.attention import cpu
@@ -30,6 +31,7 @@ from minikv.cache.step import Piece
 from minikv.compiled import threads
 from minikv.engine import compiled_step
 from minikv.engine.compiled_step import CompiledStep
+from minikv.model import transformer
 from minikv.model.weights import Model, random_weights
 
 MOST_SEQUENCES = 13  # more than the rows that stay in the nearest cache, and no multiple of a tile
@@ -60,6 +62,12 @@ shared = functools.cache(build)  # for the tests that leave it as it is
 
 def bits(pool: torch.Tensor) -> torch.Tensor:
     return pool.view(torch.int64 if pool.dtype == torch.float64 else torch.int32).clone()
+
+
+@pytest.fixture(autouse=True)
+def plain_oracle(monkeypatch):
+    """Nothing that is compiled takes part in what the compiled step is compared with."""
+    monkeypatch.setattr(transformer, "linear", F.linear)
 
 
 class Pair:
@@ -296,6 +304,59 @@ def test_the_engine_uses_it_for_every_step(monkeypatch):
     outs = minikv.Engine(model, num_blocks=64, block_size=4).generate(prompts, sampling)
     assert [out.tokens for out in outs] == [out.tokens for out in plain]
     assert seen == [32, 3, 3, 3, 3]
+
+
+def test_what_somebody_has_taught_model_or_cache_is_not_passed_over(monkeypatch):
+    for owner, name in ((Model, "_norm"), (Model, "_project"), (Paged, "attend")):
+        pair = Pair(build("group 1"))
+        step = pair.ours.begin(pair.pieces([(0, [1, 2], "last")]))
+        assert pair.compiled.can(pair.ours, step)
+        thing = pair.model if owner is Model else pair.ours
+        with monkeypatch.context() as patch:
+            patch.setattr(thing, name, getattr(thing, name))
+            assert not pair.compiled.can(pair.ours, step)
+        kind = type(thing)
+        thing.__class__ = type("Mine", (kind,), {name: lambda *_: None})
+        assert not pair.compiled.can(pair.ours, step)
+
+
+def test_a_pool_of_another_shape_and_weights_that_turn_are_left_to_the_model():
+    pair = Pair(build("group 1"))
+    pieces = pair.pieces([(0, [1, 2], "last")])
+    assert pair.compiled.can(pair.ours, pair.ours.begin(pieces))
+    other = minikv.ModelShape(layers=1, vocab=33, max_context=96, **SHAPES["group 1"])
+    smaller = Paged(other, pair.ours.num_blocks, 4, torch.float64, attention="cpu")
+    assert not pair.compiled.can(smaller, smaller.begin(pieces))
+    pair.model.layers[0].out.t_()  # the same tensor, the same address
+    assert not pair.compiled.can(pair.ours, pair.ours.begin(pieces))
+
+
+@pytest.mark.parametrize("where", ["the kernels", "the addresses", "the rooms"])
+@pytest.mark.parametrize("later", [False, True], ids=["at the first step", "after new weights"])
+def test_whoever_interrupts_the_preparations_finds_them_done_anew(where, later, monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    pair = Pair(build("group 2, q/k norm"))
+    pair.fill([5, 9])
+    if later:
+        pair.run([(0, [1], "last"), (1, [2], "last")])
+        pair.model.layers[1].qkv = pair.model.layers[1].qkv * 2
+        pair.theirs.pool.copy_(pair.ours.pool)
+    share = [(0, list(range(20)), "last"), (1, [2, 3], "all")]
+    owner, name = {"the kernels": (cpu, "kernel"), "the addresses": (compiled_step, "_address"), "the rooms": (torch, "empty")}[where]
+    step = pair.ours.begin([Piece("nobody", [1] * 20, 0, _table(pair, 20))])
+    with monkeypatch.context() as patch, torch.inference_mode():
+        patch.setattr(owner, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pair.compiled.can(pair.ours, step) and pair.compiled(pair.ours, step)
+    pair.run(share, oracle=not later)
+
+
+def _table(pair, tokens):
+    table = BlockTable(pair.block_size)
+    table.blocks.extend(pair.free.pop() for _ in range(blocks_for(tokens, pair.block_size)))
+    return table
 
 
 def test_a_model_with_a_call_of_its_own_is_called():

@@ -9,7 +9,7 @@ under the old one is scaled down.
 
 A chunk of a prompt is no other matter: it is cut into tiles, and a tile of many rows uses each K and V, once it is in the
 nearest cache, for all of them. A tile ends at the last token that its queries see, so that most of the future is never
-touched. A decode step of a long sequence is cut along the context instead, when there are too few tiles for the threads.
+touched.
 """
 
 # What is compiled has no types to check: Numba infers them.
@@ -105,10 +105,19 @@ class _Plan:
         if not pool.is_contiguous():
             raise ValueError(f"the pool must be contiguous; its strides are {pool.stride()} for the shape {tuple(pool.shape)}")
         self.step, self.pool = weakref.ref(step), weakref.ref(pool)
+        blocks = max(int(step.slots.max()) // pool.shape[4], int(step.block_tables.max())) + 1
+        if blocks > len(pool) or not step.pieces:
+            raise ValueError(f"the step has {len(step.pieces)} sequences in blocks up to {blocks}, the pool {len(pool)} blocks")
+        self.layers = pool.shape[1]
         self.kv_shape, self.dtype = (len(step.slots), pool.shape[3], pool.shape[5]), pool.dtype
         self.kernel = kernel(pool.dtype, pool.shape[5])
         self.store = compiled_function(_store, pool.dtype, 1)
         self.slots = step.slots
+        num_blocks, layers, _, kv_heads, block_size, head_dim = pool.shape
+        self.to_store = np.array(
+            (0, 0, 0, 0, 0, len(step.slots), step.slots.data_ptr(), pool.data_ptr(), num_blocks, layers, kv_heads, block_size, head_dim),
+            np.int64,
+        )
         self.arguments: np.ndarray | None = None
 
     def _count(self, group: int) -> np.ndarray:
@@ -123,23 +132,21 @@ class _Plan:
         return arguments
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        self._check(q, k, v)
+        self._check(q, k, v, layer)
         if self.arguments is None:
             self.arguments = self._count(q.shape[1] // self.kv_shape[1])
         q, k, v = (_rows(t) for t in (q, k, v))
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        num_blocks, layers, kv_heads, block_size, head_dim = (int(n) for n in self.arguments[STEP][1:6])
-        to_store = np.array(
-            (k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), layer, len(self.slots), self.slots.data_ptr(),
-             self.arguments[STEP][0], num_blocks, layers, kv_heads, block_size, head_dim), np.int64,
-        )  # fmt: skip
-        threads.run(self.store, to_store.ctypes.data, 1)
+        self.to_store[:5] = k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), layer
+        threads.run(self.store, self.to_store.ctypes.data, 1)
         self.arguments[:6] = (0, q.data_ptr(), q.stride(0), out.data_ptr(), q.shape[1], layer)
         threads.run(self.kernel, self.arguments.ctypes.data, 1 if self.small else torch.get_num_threads())
         return out
 
-    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> None:
         """Compiled code does not look where it reads: what does not belong to the step is refused here."""
+        if not 0 <= layer < self.layers:
+            raise ValueError(f"there is no layer {layer} in a pool of {self.layers}")
         tokens, kv_heads, head_dim = self.kv_shape
         queries = q.shape[0] == tokens and q.shape[1] % kv_heads == 0 and q.shape[2] == head_dim
         if not (queries and k.shape == v.shape == self.kv_shape and q.dtype == k.dtype == v.dtype == self.dtype):

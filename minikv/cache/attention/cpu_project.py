@@ -49,7 +49,7 @@ def _project(arguments):
     slots = carray(pointer_to(a[SLOTS], types.int64), (tokens,))
     pool = carray(pointer_to(a[POOL], arguments), (a[BLOCKS], a[LAYERS], 2, kv_heads, a[BLOCK_SIZE], head_dim))
     zero = zeros(arguments)
-    x, x_first = input_rows(zero, arguments, a), -1
+    x, x_first = input_rows(arguments, a), -1
     results = np.empty((min(tokens, ROWS_A_TICKET), head_dim), q.dtype)
     while True:
         ticket = take_ticket(address_of(arguments))

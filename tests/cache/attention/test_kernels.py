@@ -275,6 +275,15 @@ def test_a_pool_in_pieces_is_refused() -> None:
         cpu.attend(case.q, case.k, case.v, case.paged.pool.transpose(3, 4), 0, case.begin())
 
 
+def test_a_layer_or_a_block_that_the_pool_does_not_have_is_refused() -> None:
+    case = Case([(3, 1)])
+    for layer in (-1, 2):
+        with pytest.raises(ValueError, match=f"no layer {layer} in a pool of 2"):
+            cpu.attend(case.q, case.k, case.v, case.paged.pool, layer, case.begin())
+    with pytest.raises(ValueError, match="1 sequences in blocks up to"):
+        cpu.attend(case.q, case.k, case.v, case.paged.pool[:1].clone(), 0, case.begin())
+
+
 def test_compiles_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> object:
         if kwargs.get("cache"):
