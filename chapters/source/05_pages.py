@@ -687,7 +687,7 @@ show_source(cpu._attend)
 # What is new is for speed alone. Scores are made for a *tile* of 128 positions before the maximum
 # is taken, so that sums shrink less often. Weights are powers of 2 instead of $e$, the factor
 # $1/\ln 2$ having gone into the query: cheaper to compute, the same result. The next block is asked
-# for while this one is worked on (`ahead`). And the loop around it (`_work`) gives each thread one
+# for while this one is worked on (`ask_for`). And the loop around it (`_work`) gives each thread one
 # tile of queries and one KV head at a time, until none is left.
 #
 # A piece of a prompt goes the same way, up to 48 rows at once. With so many rows each key, once

@@ -63,8 +63,7 @@ def _fused(arguments):
         if first_row != x_first:
             x, x_first = take_rows(zero, arguments, a, x, first_row, num_rows), first_row
         for part in range(parts):
-            matrix = weight[part * outputs + first :]
-            products(zero, x[:num_rows], matrix, results[part], 0, count, matrix[4:])
+            products(zero, x[:num_rows], weight[part * outputs + first :], results[part], 0, count)
         if a[BIAS]:
             bias = carray(pointer_to(a[BIAS], arguments), (outputs,))
             for r in range(num_rows):

@@ -29,7 +29,6 @@ from minikv.compiled.simd import (
     lanes_of,
     load_at,
     pointer_to,
-    prefetch_at,
     store_at,
     take_ticket,
     total,
@@ -73,15 +72,14 @@ def _work(arguments):
         first = take_ticket(address_of(arguments)) * OUTPUTS_A_TICKET
         if first >= len(weight):
             break
-        products(zeros(arguments), x, weight, out, first, min(first + OUTPUTS_A_TICKET, len(weight)), weight[4:])
+        products(zeros(arguments), x, weight, out, first, min(first + OUTPUTS_A_TICKET, len(weight)))
 
 
 @njit(**INLINE)
-def products(zero, x, weight, out, first, last, ahead):
+def products(zero, x, weight, out, first, last):
     """out[r, o] = x[r] . weight[o] for o in first .. last - 1, in tiles of 3 rows x 4 outputs; one or two rows go one by one.
 
-    With three rows and more, ahead[o : o + 4], which is needed next, is asked for, each tile asking for its share: the processor
-    itself runs ahead in one row of memory, but not from row to row or from block to block.
+    To ask for the next rows of the matrix meanwhile was measured and left out: the processor runs ahead well enough.
     """
     fours = last - (last - first) % 4
     for start in range(0, len(x), ROWS_NEARBY):
@@ -91,7 +89,6 @@ def products(zero, x, weight, out, first, last, ahead):
                     _one_row(zero, x, r, weight, o, out)
             else:
                 for r in range(start, min(start + ROWS_NEARBY, len(x)), 3):
-                    _ask(ahead, o, r // 3, (len(x) + 2) // 3)
                     _three_rows(zero, x, min(r, len(x) - 3), weight, o, out)  # the last ones may overlap
     for o in range(fours, last):
         for r in range(len(x)):
@@ -99,16 +96,6 @@ def products(zero, x, weight, out, first, last, ahead):
             for i in range(0, weight.shape[1], lanes_of(zero)):
                 s = add_product(s, load_at(zero, x, r, i), load_at(zero, weight, o, i))
             out[r, o] = total(s)
-
-
-@njit(**CALLED)
-def _ask(rows, o, tile, tiles):
-    """Ask for the share of tile number ``tile`` of rows[o : o + 4]."""
-    sharing = min(tiles, 4)
-    if tile < sharing:
-        for n in range(o + tile * 4 // sharing, o + (tile + 1) * 4 // sharing):
-            for i in range(0, rows.shape[1], 64 // rows.itemsize):  # 64 bytes: a cache line
-                prefetch_at(rows, n, i)
 
 
 @njit(**INLINE)

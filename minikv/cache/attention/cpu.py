@@ -28,7 +28,7 @@ from numba import carray, njit, types
 from torch import Tensor
 
 from minikv.cache.attention.cpu_many import LOWEST, VECTORS, scores_of_many, weigh_many
-from minikv.cache.attention.cpu_values import add_values
+from minikv.cache.attention.cpu_values import add_values, ask_for
 from minikv.compiled import threads
 from minikv.compiled.cfunction import REORDER, compiled_function, lanes
 from minikv.compiled.exponential import exp2
@@ -266,8 +266,8 @@ def _attend(zero, arguments, q, h, group, keys, values, table, context, queries,
             if many:
                 scores_of_many(zero, lane_queries, block, tokens, lane_scores[at:])
             else:
-                ahead = keys[table[min(position + block_size, context - 1) // block_size]]
-                products(zero, row_queries, block, row_scores[:, at:], 0, tokens, ahead)
+                ask_for(keys[table[min(position + block_size, context - 1) // block_size]])
+                products(zero, row_queries, block, row_scores[:, at:], 0, tokens)
         if many:
             weigh_many(zero, lane_scores[: end - start], start - before, group, sums[:rows], state[0], state[1], state[2])
         else:

@@ -59,8 +59,7 @@ def _project(arguments):
         count = min(ROWS_A_TICKET, tokens - first)
         if first != x_first:
             x, x_first = take_rows(zero, arguments, a, x, first, count), first
-        matrix = weight[head * head_dim :]
-        products(zero, x[:count], matrix, results, 0, head_dim, matrix[4:])
+        products(zero, x[:count], weight[head * head_dim :], results, 0, head_dim)
         for token in range(first, first + count):
             row = results[token - first]
             if a[fused.BIAS]:
