@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from minikv.classroom import audits, exercises, grade, misconceptions, release
+from minikv.classroom import audits, exercises, grade, misconceptions, rehearse, release
 from minikv.classroom.build import BuildError, build, check, sources
 
 
@@ -51,7 +51,7 @@ def _notebooks(arguments: argparse.Namespace) -> int:
 def _build(source: Path) -> list[str]:
     print(f"{source.name} ...", end=" ", flush=True)
     try:
-        built = exercises.build(source) if exercises.is_exercise(source) else build(source)
+        built = rehearse.build(source) if exercises.is_exercise(source) else build(source)
     except BuildError as wrong:
         print("failed")
         return [str(wrong)]

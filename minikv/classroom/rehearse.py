@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minikv.classroom import checks, exercises
+from minikv.classroom.build import BuildError, Built
 from minikv.classroom.exercises import Assignment, Cell
 
 
@@ -133,3 +134,14 @@ def _as_before() -> Iterator[None]:
     finally:
         torch.set_grad_enabled(gradients)
         torch.set_default_dtype(dtype)
+
+
+def build(source: Path) -> Built:
+    """``exercises.build``, once the solution has been rehearsed: BuildError, with nothing written, when a cell of it fails, or when a
+    mistake that a check names cannot be looked for.
+    """
+    assignment = exercises.read(source)
+    rehearsed = run(assignment, solution(assignment), prove=True)
+    for name, said in [*rehearsed.broken.items(), *((name, rehearsed[name].message) for name in sorted(rehearsed.failed()))]:
+        raise BuildError(f"{source.name}, cell {name}: {said}")
+    return exercises.build(source)

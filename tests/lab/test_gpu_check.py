@@ -146,7 +146,7 @@ def test_parity_sees_an_engine_whose_tokens_are_wrong(monkeypatch: pytest.Monkey
 
     choose = sampling.choose
     monkeypatch.setattr(
-        sampling, "choose", lambda logits, draws: ([(token + 1) % 64 for token in choose(logits, draws)[0]], [0.0] * len(draws))
+        sampling, "choose", lambda logits, draws, *pick: ([(token + 1) % 64 for token in choose(logits, draws)[0]], [0.0] * len(draws))
     )
     assert not gpu_check.engine_parity(gpu_check.make_bench("cuda" if torch.cuda.is_available() else "cpu", True, 0.0))["passed"]
 
