@@ -1,7 +1,7 @@
 """The largest number of each row and the logarithm of its exponentials' sum: what greedy decoding asks of its logits.
 
-For 32 rows of 4,096 logits torch's argmax and logsumexp take 0.7 ms on one thread, a tenth of a decode step; here each row is
-read twice while it is near: 0.1 ms.
+For 32 rows of 4,096 logits torch's argmax and logsumexp take 0.6 ms on one thread, a twentieth of a decode step; here each row
+is read while it is near: 0.2 ms.
 """
 
 # What is compiled has no types to check: Numba infers them.
@@ -62,14 +62,14 @@ def _pick(arguments):
 def _most(row):
     """Without ``nnan`` the maximum would be taken one by one; a nan still makes the sum a nan."""
     most = row[0]
-    for value in row:
-        most = max(most, value)
+    for i in range(len(row)):
+        most = max(most, row[i])
     return most
 
 
 @njit(**CALLED)
 def _sum(row, most):
     log2_e, total = row.dtype.type(1 / math.log(2)), row.dtype.type(0)
-    for value in row:
-        total += exp2((value - most) * log2_e)
+    for i in range(len(row)):
+        total += exp2((row[i] - most) * log2_e)
     return total

@@ -81,8 +81,8 @@ def _row_at(context, builder, array_type, array, row, at):
 def load_at(context, like, table, row, at):
     """table[row, at : at + lanes] as a vector like ``like``.
 
-    As ``load`` of ``table[row]``, but Python's rule for negative indices costs three instructions a row: a tile of twelve
-    products over 64 numbers takes 15 % longer with it.
+    As ``load`` of ``table[row]``, but Python's rule for negative indices costs three instructions a row: products
+    of 24 to 512 rows with 384 numbers run at 83 instead of 80 GFLOP/s without it, one thread.
     """
 
     def code(context, builder, signature, arguments):

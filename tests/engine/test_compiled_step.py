@@ -353,6 +353,23 @@ def test_whoever_interrupts_the_preparations_finds_them_done_anew(where, later, 
     pair.run(share, oracle=not later)
 
 
+def test_a_larger_step_that_is_interrupted_leaves_the_smaller_ones_right(monkeypatch):
+    """Its results would have had a new place, and the kernels still know the old one, which is nobody's by now."""
+
+    def interrupt(tensor):
+        raise KeyboardInterrupt
+
+    pair = Pair(build("group 2, q/k norm"))
+    pair.run([(0, [1, 2], "all")])
+    with monkeypatch.context() as patch, torch.inference_mode():
+        step = pair.ours.begin([Piece("nobody", [1] * 20, 0, _table(pair, 20))])
+        assert pair.compiled.can(pair.ours, step)
+        patch.setattr(compiled_step, "_address", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pair.compiled(pair.ours, step)
+    pair.run([(0, [3, 4], "all")])
+
+
 def _table(pair, tokens):
     table = BlockTable(pair.block_size)
     table.blocks.extend(pair.free.pop() for _ in range(blocks_for(tokens, pair.block_size)))
