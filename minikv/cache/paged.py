@@ -14,7 +14,6 @@ only replay a size that it has seen); the padding's K and V go to the scratch bl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,12 +25,13 @@ from minikv.cache.step import Piece
 from minikv.shape.model_shape import ModelShape
 
 
-@dataclass
 class StepTensors:
     """What one step's forward pass and attention kernels read; filled by ``Paged.begin``, never by them.
 
-    With T tokens and S sequences (padding included). The kernels read nothing else about the batch. The whole numbers
-    at the end are known on the host, so that a kernel chooses its way without waiting for the device.
+    With T tokens and S sequences (padding included). All tensors are parts of one run of bytes, ``buffer``, which came to
+    the device in one copy, and are cut from it when somebody asks for them: compiled code asks for their addresses only.
+    The kernels read nothing else about the batch. ``pieces`` and the whole numbers behind it are known on the host, so that
+    a kernel chooses its way without waiting for the device.
     """
 
     token_ids: Tensor  # [T] int64
@@ -40,12 +40,55 @@ class StepTensors:
     logit_rows: Tensor  # [rows] int64: the tokens whose logits are wanted
     query_starts: Tensor  # [S + 1] int32: sequence s has the tokens query_starts[s] : query_starts[s + 1]
     context_lengths: Tensor  # [S] int32: tokens of s that have K and V once this step's are stored
-    block_tables: Tensor  # [S, widest] int32, rows padded with the scratch block
+    block_tables: Tensor  # [S, width] int32, rows padded with the scratch block
     chunks: Tensor  # [C] int32: the sequences with more than one token in this step
-    pieces: list[tuple[int, int, int]]  # on the host: (first token, tokens, context length) of each sequence
-    max_query_tokens: int
-    max_context_tokens: int
-    buffer: Tensor | None = None  # the bytes of all tensors above, where they came in one copy
+
+    def __init__(self, buffer: Tensor, layout: _Layout, pieces: list[tuple[int, int, int]], most_tokens: int, most_context: int) -> None:
+        self.buffer, self.layout = buffer, layout
+        self.pieces = pieces  # (first token, tokens, context length) of each sequence
+        self.max_query_tokens, self.max_context_tokens = most_tokens, most_context
+        self.num_tokens, self.num_rows, self.width = layout.tokens, layout.rows, layout.width
+
+    def __getattr__(self, name: str) -> Tensor:
+        """Cut one of the tensors from the buffer; from then on it is an attribute like others."""
+        if name not in self.__annotations__:
+            raise AttributeError(f"a step has no {name!r}")
+        start, end, dtype = self.layout.part(name)
+        part = self.buffer[start:end].view(torch.int64 if dtype is np.int64 else torch.int32)
+        cut = part.view(-1, self.width) if name == "block_tables" else part
+        setattr(self, name, cut)
+        return cut
+
+    def address(self, name: str) -> int:
+        """Where the numbers of one of the tensors begin, on a CPU."""
+        return self.buffer.data_ptr() + self.layout.part(name)[0]
+
+
+class _Layout:
+    """Which bytes of a step's buffer are whose. 64-bit numbers come first, so that each array is aligned."""
+
+    def __init__(self, tokens: int, rows: int, sequences: int, width: int, chunks: int) -> None:
+        self.tokens, self.rows, self.width = tokens, rows, width
+        self.ends = []
+        end = 0
+        for count in (8 * tokens, 8 * tokens, 8 * tokens, 8 * rows, 4 * (sequences + 1), 4 * sequences, 4 * sequences * width, 4 * chunks):
+            end += count
+            self.ends.append(end)
+
+    def part(self, name: str) -> tuple[int, int, type]:
+        """First byte, the one after the last, and the kind of number."""
+        place = _PLACES[name]
+        return self.ends[place - 1] if place else 0, self.ends[place], np.int64 if place < 4 else np.int32
+
+    def arrays(self, buffer: np.ndarray) -> list[np.ndarray]:
+        """All parts of ``buffer``, in their order."""
+        parts = [buffer[start:end] for start, end in zip([0, *self.ends[:-1]], self.ends, strict=True)]
+        arrays = [part.view(np.int64) for part in parts[:4]] + [part.view(np.int32) for part in parts[4:]]
+        arrays[6] = arrays[6].reshape(-1, self.width)
+        return arrays
+
+
+_PLACES = {name: place for place, name in enumerate(StepTensors.__annotations__)}
 
 
 class Paged:
@@ -95,56 +138,85 @@ class Paged:
         """
         if not pieces:
             raise ValueError("a step needs at least one piece")
-        tokens = sum(len(piece.tokens) for piece in pieces)
-        width = max(blocks_for(piece.end, self.block_size) for piece in pieces)
+        spans = self._spans(pieces)
+        tokens, width = spans[-1][0] + spans[-1][1], -(-max(end for _, _, end in spans) // self.block_size)
         if into is None:
             padded = max(self.bucket(tokens), tokens)
         else:
-            padded, room = into.block_tables.shape
+            padded, room = len(into.token_ids), into.width
             if tokens > padded or width > room or any(len(piece.tokens) != 1 or piece.logits != "last" for piece in pieces):
                 raise ValueError(f"{tokens} tokens with tables of {width} are no decode step of at most {padded} with tables of {room}")
             width = room
-        surplus = padded - tokens  # every surplus token is a sequence of its own, one token long, in the scratch block
-        arrays = self._padding(padded, len(pieces) + surplus, width)
-        token_ids, positions, slots, tables = (arrays[name] for name in ("token_ids", "positions", "slots", "block_tables"))
-        query_starts, context_lengths = arrays["query_starts"], arrays["context_lengths"]
         rows: list[int] = []
         chunks: list[int] = []
-        spans: list[tuple[int, int, int]] = []
-        first = 0
-        for i, piece in enumerate(pieces):
-            count, end = len(piece.tokens), piece.end
-            used = blocks_for(end, self.block_size)
-            if not count or piece.table is None or len(piece.table) < used:
-                have = 0 if piece.table is None else len(piece.table)
+        for i, (piece, (first, count, _)) in enumerate(zip(pieces, spans, strict=True)):
+            if piece.logits == "last":
+                rows.append(first + count - 1)
+            elif piece.logits == "all":
+                rows.extend(range(first, first + count))
+            if count > 1:
+                chunks.append(i)
+        surplus = padded - tokens  # every surplus token is a sequence of its own, one token long, in the scratch block
+        layout = _Layout(padded, padded if into is not None else len(rows), len(pieces) + surplus, width, len(chunks))
+        packed = self._packed(layout)
+        self._fill(layout.arrays(packed.numpy()), pieces, spans, rows, chunks)
+        if into is not None:
+            into.buffer.copy_(packed, non_blocking=True)
+            self.step = into
+            return into
+        spans += [(token, 1, 1) for token in range(tokens, padded)]
+        most_tokens, most_context = max(count for _, count, _ in spans), max(end for _, _, end in spans)
+        buffer = packed if self.device.type == "cpu" else packed.to(self.device, non_blocking=True)
+        self.step = StepTensors(buffer, layout, spans, most_tokens, most_context)
+        return self.step
+
+    def _spans(self, pieces: Sequence[Piece]) -> list[tuple[int, int, int]]:
+        """(first token, tokens, context length) of each piece; ValueError for one that cannot be computed."""
+        spans, first = [], 0
+        for piece in pieces:
+            count = len(piece.tokens)
+            end = piece.start + count
+            have = 0 if piece.table is None else len(piece.table.blocks)
+            if not count or have * self.block_size < end:
+                used = blocks_for(end, self.block_size)
                 raise ValueError(f"sequence {piece.sequence!r}: {count} tokens up to {end} need {used} blocks, its table has {have}")
-            tables[i, :used] = np.frombuffer(piece.table.blocks, np.int32, used)
-            last = first + count
-            token_ids[first:last] = piece.tokens
+            spans.append((first, count, end))
+            first += count
+        return spans
+
+    def _fill(
+        self, arrays: list[np.ndarray], pieces: Sequence[Piece], spans: list[tuple[int, int, int]], rows: list[int], chunks: list[int]
+    ) -> None:
+        """Write down a step; what is behind its pieces is padding."""
+        token_ids, positions, slots, logit_rows, query_starts, context_lengths, tables, chunk_numbers = arrays
+        self._pad(arrays, len(pieces), spans[-1][0] + spans[-1][1])
+        size = self.block_size
+        for i, (piece, (first, count, end)) in enumerate(zip(pieces, spans, strict=True)):
+            assert piece.table is not None
+            blocks = piece.table.blocks
+            used = -(-end // size)
+            tables[i, :used] = np.frombuffer(blocks, np.int32, used)
             if count == 1:  # decoding: the common case, without small array arithmetic
                 position = piece.start
-                positions[first] = position
-                slots[first] = tables[i, position // self.block_size] * self.block_size + position % self.block_size
+                token_ids[first], positions[first] = piece.tokens[0], position
+                slots[first] = blocks[position // size] * size + position % size
             else:
-                chunks.append(i)
-                place = np.arange(piece.start, end)
-                positions[first:last] = place
-                slots[first:last] = tables[i, place // self.block_size] * np.int64(self.block_size) + place % self.block_size
-            query_starts[i + 1], context_lengths[i] = last, end
-            spans.append((first, count, end))
-            if piece.logits == "last":
-                rows.append(last - 1)
-            elif piece.logits == "all":
-                rows.extend(range(first, last))
-            first = last
-        if surplus:
-            query_starts[len(pieces) + 1 :] = np.arange(tokens + 1, padded + 1)
-            spans += [(token, 1, 1) for token in range(tokens, padded)]
-        if into is None:
-            arrays["logit_rows"] = np.array(rows, np.int64)
-        arrays["chunks"] = np.array(chunks, np.int32)
-        self.step = self._send(arrays, spans, into)
-        return self.step
+                last, place = first + count, np.arange(piece.start, end)
+                token_ids[first:last], positions[first:last] = piece.tokens, place
+                slots[first:last] = tables[i, place // size] * np.int64(size) + place % size
+            query_starts[i + 1], context_lengths[i] = first + count, end
+        logit_rows[: len(rows)] = rows
+        chunk_numbers[:] = chunks
+
+    def _pad(self, arrays: list[np.ndarray], sequences: int, tokens: int) -> None:
+        """From the given sequence and token on, every token is a sequence of its own, one token long, in the scratch block."""
+        token_ids, positions, slots, logit_rows, query_starts, context_lengths, tables, _ = arrays
+        query_starts[0], tables[:] = 0, self.scratch
+        if tokens < len(token_ids):
+            token_ids[tokens:], positions[tokens:], slots[tokens:] = 0, 0, self.scratch * self.block_size
+            query_starts[sequences + 1 :] = np.arange(tokens + 1, len(token_ids) + 1)
+            context_lengths[sequences:] = 1
+            logit_rows[:] = np.arange(len(logit_rows))
 
     def reserve(self, sequences: int, width: int) -> StepTensors:
         """Tensors for decode steps of up to ``sequences`` sequences with tables of up to ``width`` blocks.
@@ -153,59 +225,18 @@ class Paged:
         addresses at every replay. Every token wants logits. They begin as padding only. What the host knows about them
         holds for every step that fits; ``pieces``, which cannot, is empty.
         """
-        arrays = self._padding(sequences, sequences, width)
-        arrays["query_starts"][:] = np.arange(sequences + 1)
-        buffer, tensors = self._copy(arrays)
-        return StepTensors(**tensors, pieces=[], max_query_tokens=1, max_context_tokens=width * self.block_size, buffer=buffer)
+        layout = _Layout(sequences, sequences, sequences, width, 0)
+        packed = self._packed(layout)
+        self._pad(layout.arrays(packed.numpy()), 0, 0)
+        return StepTensors(packed.to(self.device), layout, [], 1, width * self.block_size)
 
-    def _padding(self, tokens: int, sequences: int, width: int) -> dict[str, np.ndarray]:
-        """The arrays of a step in which every token goes to the scratch block and every sequence has one token.
+    def _packed(self, layout: _Layout) -> Tensor:
+        """Room for a step on the host.
 
-        64-bit numbers come first, so that in one run of bytes each array is aligned.
+        For a GPU in pinned memory, from which it fetches the step by itself while the host goes on. torch keeps a freed piece
+        of such memory until the copies from it are done, so the next step gets another one.
         """
-        return {
-            "token_ids": np.zeros(tokens, np.int64),
-            "positions": np.zeros(tokens, np.int64),
-            "slots": np.full(tokens, self.scratch * self.block_size, np.int64),
-            "logit_rows": np.arange(tokens),
-            "query_starts": np.zeros(sequences + 1, np.int32),
-            "context_lengths": np.ones(sequences, np.int32),
-            "block_tables": np.full((sequences, width), self.scratch, np.int32),
-            "chunks": np.zeros(0, np.int32),
-        }
-
-    def _send(self, arrays: dict[str, np.ndarray], spans: list[tuple[int, int, int]], into: StepTensors | None) -> StepTensors:
-        if into is not None:
-            assert into.buffer is not None
-            into.buffer.copy_(self._packed(arrays), non_blocking=True)
-            return into
-        buffer, tensors = None, {name: torch.from_numpy(array) for name, array in arrays.items()}
-        if self.device.type != "cpu":
-            buffer, tensors = self._copy(arrays)
-        return StepTensors(
-            **tensors, pieces=spans, buffer=buffer,
-            max_query_tokens=max(count for _, count, _ in spans), max_context_tokens=max(end for _, _, end in spans),
-        )  # fmt: skip
-
-    def _copy(self, arrays: dict[str, np.ndarray]) -> tuple[Tensor, dict[str, Tensor]]:
-        """``arrays`` on the device, as parts of one buffer: one copy a step, not one an array."""
-        buffer, tensors, start = self._packed(arrays).to(self.device, non_blocking=True), {}, 0
-        for name, array in arrays.items():
-            part = buffer[start : start + array.nbytes]
-            tensors[name] = part.view(torch.int64 if array.itemsize == 8 else torch.int32).view(array.shape)
-            start += array.nbytes
-        return buffer, tensors
-
-    def _packed(self, arrays: dict[str, np.ndarray]) -> Tensor:
-        """The arrays' bytes behind each other, on the host.
-
-        For a GPU in pinned memory, from which it fetches them by itself while the host goes on. torch keeps a freed piece of
-        such memory until the copies from it are done, so the next step gets another one.
-        """
-        size = sum(array.nbytes for array in arrays.values())
-        packed = torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-        np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()], out=packed.numpy())
-        return packed
+        return torch.empty(layout.ends[-1], dtype=torch.uint8, pin_memory=self.device.type == "cuda")
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k, v in their slots, then attend; shapes as in ``model.transformer.KeyValueStore``."""

@@ -20,13 +20,14 @@ from numba import carray, njit, types
 
 from minikv.compiled.cfunction import compiled_function, lanes
 from minikv.compiled.exponential import exp2
-from minikv.compiled.product import CALLED, INLINE, products
+from minikv.compiled.product import CALLED, products
 from minikv.compiled.simd import add_product, address_of, lanes_of, load, pointer_to, take_ticket, ticket_done, total, zeros
 
 # What the arguments are, by their place. Addresses of tensors: X [rows, inputs]; WEIGHT [outputs, inputs], or twice as many
 # rows when GATED; OUT [rows, outputs]; NORM [inputs] and BIAS [outputs], or 0 for none; EPS [1];
-# PICKED [rows], which rows of X are meant, or 0 for the first ones (with a NORM only). DONE counts the tickets done.
-TICKET, X, ROWS, INPUTS, NORM, EPS, WEIGHT, BIAS, OUT, OUTPUTS, GATED, ADDS, DONE, PICKED, FIELDS = range(15)
+# PICKED [rows], which rows of X are meant, or 0 for the first ones (with a NORM only). TICKET is the next one, DONE counts the
+# tickets done; they and ROWS, which every step sets, come first.
+TICKET, DONE, ROWS, X, INPUTS, NORM, EPS, WEIGHT, BIAS, OUT, OUTPUTS, GATED, ADDS, PICKED, FIELDS = range(15)
 OUTPUTS_A_TICKET, ROWS_A_TICKET = 32, 48
 
 
@@ -52,7 +53,7 @@ def _fused(arguments):
     out = carray(pointer_to(a[OUT], arguments), (rows, outputs))
     zero = zeros(arguments)
     x, x_first = input_rows(arguments, a), -1
-    results = np.empty((2, min(rows, ROWS_A_TICKET), OUTPUTS_A_TICKET), out.dtype)  # gate and up, or only the first
+    results = np.empty((min(rows, ROWS_A_TICKET), parts * OUTPUTS_A_TICKET), out.dtype)  # of a gate, and of what it lets through behind it
     columns = -(-outputs // OUTPUTS_A_TICKET)
     while True:
         ticket = take_ticket(address_of(arguments))
@@ -63,28 +64,29 @@ def _fused(arguments):
         if first_row != x_first:
             x, x_first = take_rows(zero, arguments, a, x, first_row, num_rows), first_row
         for part in range(parts):
-            products(zero, x[:num_rows], weight[part * outputs + first :], results[part], 0, count)
+            start = part * outputs + first
+            products(zero, x, num_rows, weight, start, start + count, results, part * OUTPUTS_A_TICKET)
         if a[BIAS]:
             bias = carray(pointer_to(a[BIAS], arguments), (outputs,))
             for r in range(num_rows):
-                _add(results[0, r], bias[first:], count)
+                _add(results[r], bias[first:], count)
         for r in range(num_rows):
             if a[GATED]:
-                _gate(results[0, r], results[1, r], count)
+                _gate(results[r], results[r, OUTPUTS_A_TICKET:], count)
             if a[ADDS]:
-                _add(results[0, r], out[first_row + r, first:], count)
+                _add(results[r], out[first_row + r, first:], count)
             for o in range(count):
-                out[first_row + r, first + o] = results[0, r, o]
+                out[first_row + r, first + o] = results[r, o]
         ticket_done(address_of(arguments) + 8 * DONE)
 
 
-@njit(**INLINE)
+@njit(**CALLED)
 def input_rows(arguments, a):
     """Room for the rows of a ticket once they are normalised; without a norm, nothing."""
     return np.empty((min(a[ROWS], ROWS_A_TICKET) if a[NORM] else 0, a[INPUTS]), carray(pointer_to(a[X], arguments), (1,)).dtype)
 
 
-@njit(**INLINE)
+@njit(**CALLED)
 def take_rows(zero, arguments, a, room, first, count):
     """The rows from ``first`` on, normalised in ``room``, or without a norm where they are."""
     inputs = a[INPUTS]

@@ -25,40 +25,42 @@ from minikv.compiled.simd import address_of, pointer_to, take_ticket
 ALONE_NUMBERS = 1 << 15  # so few are done by one thread: waking the others takes longer
 
 
-def argmax_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Both over the last dimension: logits [n, m] on a CPU, float32 or float64.
+def largest_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Over the last dimension, logits [n, m] on a CPU, float32 or float64: the largest, its place, the logarithm of the exponentials' sum.
 
-    Returns int64 [n] and [n] of the rows' dtype. Of equal largest numbers the first counts. As torch does it, but that a row
+    Returns [n] of the rows' dtype, int64 [n], [n]. Of equal largest numbers the first counts. As torch does it, but that a row
     with a nan, an infinity, or nothing but -inf has a nan for a sum, and its place is that of the largest other number.
     """
     logits = logits.contiguous()
     count, width = logits.shape
-    tokens, sums = torch.zeros(count, dtype=torch.int64), logits.new_empty(count)
-    arguments = np.array((0, logits.data_ptr(), count, width, tokens.data_ptr(), sums.data_ptr()), np.int64)
+    found = torch.zeros(3, count, dtype=torch.int64)
+    at, number = found.data_ptr(), found.view(torch.float64) if logits.dtype == torch.float64 else found.view(torch.float32)
+    arguments = np.array((0, logits.data_ptr(), count, width, at, at + 8 * count, at + 16 * count), np.int64)
     kernel = compiled_function(_pick, logits.dtype, 1)
     threads.run(kernel, arguments.ctypes.data, 1 if logits.numel() < ALONE_NUMBERS else torch.get_num_threads())
-    return tokens, sums
+    return number[0, :count], found[1], number[2, :count]
 
 
 def _pick(arguments):
     """What each thread does: take the next row until none is left."""
-    a = carray(pointer_to(address_of(arguments), types.int64), (6,))
+    a = carray(pointer_to(address_of(arguments), types.int64), (7,))
     rows = carray(pointer_to(a[1], arguments), (a[2], a[3]))
-    tokens = carray(pointer_to(a[4], types.int64), (a[2],))
-    sums = carray(pointer_to(a[5], arguments), (a[2],))
+    largest = carray(pointer_to(a[4], arguments), (a[2],))
+    tokens = carray(pointer_to(a[5], types.int64), (a[2],))
+    sums = carray(pointer_to(a[6], arguments), (a[2],))
     while True:
         row = take_ticket(address_of(arguments))
         if row >= len(rows):
             break
         most = _most(rows[row])
-        sums[row] = most + math.log(_sum(rows[row], most))
+        largest[row], sums[row] = most, most + math.log(_sum(rows[row], most))
         for token in range(rows.shape[1]):
             if rows[row, token] == most:
                 tokens[row] = token
                 break
 
 
-@njit(fastmath=REORDER | {"nnan"}, error_model="numpy")
+@njit(**CALLED | {"fastmath": REORDER | {"nnan"}})
 def _most(row):
     """Without ``nnan`` the maximum would be taken one by one; a nan still makes the sum a nan."""
     most = row[0]

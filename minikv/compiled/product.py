@@ -10,7 +10,7 @@ No copy of the weights in another order is needed: both operands have the number
 """
 
 # What is compiled has no types to check: Numba infers them.
-# mypy: disable-error-code="no-untyped-def, call-arg, no-untyped-call, misc"
+# mypy: disable-error-code="no-untyped-def, call-arg, no-untyped-call, misc, var-annotated"
 
 from __future__ import annotations
 
@@ -23,27 +23,21 @@ from torch import Tensor
 
 from minikv.compiled import threads
 from minikv.compiled.cfunction import REORDER, compiled_function, lanes
-from minikv.compiled.simd import (
-    add_product,
-    address_of,
-    lanes_of,
-    load_at,
-    pointer_to,
-    store_at,
-    take_ticket,
-    total,
-    totals,
-    zeros,
-)
+from minikv.compiled.simd import address_of, lanes_of, pointer_to, prefetch_at, take_ticket, zeros
+from minikv.compiled.tile import add_columns, add_rows_by_row, add_rows_by_rows, no_sums, store_totals
 
 OUTPUTS_A_TICKET = 64
 ALONE_NUMBERS = 1 << 15  # a smaller matrix is done by one thread: waking the others takes longer
+FEW, PAGE = 4, 4096  # so few rows, with less than a page of inputs: the matrix is read row by row
 ROWS_NEARBY = 48  # so many rows are multiplied with all outputs of a ticket before the next ones: they stay in a near cache
 
-# CALLED is for loops that the compiler turns into vectors by itself, INLINE for what is spelled out in vectors: it is inlined before
-# types are known and so compiled once. Inlined by LLVM, it would be compiled anew at every level of calls: attention took 42 s, 19 s so.
-CALLED: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy"}
+# How a function becomes part of a kernel. What is compiled first and then called, or put into its caller by LLVM, is compiled
+# once more with every caller, so it had better be small: CALLED are loops that the compiler turns into vectors by itself, FORCED is
+# a tile's innermost loop, which must not cost a call. INLINE is put into its caller by Numba before types are known: for what is long.
+# Nothing of it is called from Python; without the wrappers for that, there is less to compile.
+CALLED: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 INLINE: dict[str, Any] = {**CALLED, "inline": "always"}
+FORCED: dict[str, Any] = {**CALLED, "forceinline": True}
 
 
 def few_rows(x: Tensor, weight: Tensor) -> Tensor:
@@ -72,63 +66,84 @@ def _work(arguments):
         first = take_ticket(address_of(arguments)) * OUTPUTS_A_TICKET
         if first >= len(weight):
             break
-        products(zeros(arguments), x, weight, out, first, min(first + OUTPUTS_A_TICKET, len(weight)))
+        products(zeros(arguments), x, len(x), weight, first, min(first + OUTPUTS_A_TICKET, len(weight)), out, first)
 
 
 @njit(**INLINE)
-def products(zero, x, weight, out, first, last):
-    """out[r, o] = x[r] . weight[o] for o in first .. last - 1, in tiles of 3 rows x 4 outputs; one or two rows go one by one.
+def products(zero, x, rows, weight, first, last, out, column):
+    """out[r, column + o] = x[r] . weight[first + o] for r below ``rows`` and o below last - first.
 
-    To ask for the next rows of the matrix meanwhile was measured and left out: the processor runs ahead well enough.
+    The arrays are not cut to size by whoever calls: cutting is dear to compile.
+
+    A processor reads ahead by itself, but only within a page of memory and after some cache lines in order. Rows shorter than a
+    page, several of them at once, are too short for it. So few rows of x take the matrix row by row, and for more the next
+    rows are asked for. 57 MB in rows of 384 numbers, two threads: 1 row of x 26 GB/s instead of 22, 3 rows 27 instead of 20; 6 and
+    12 rows 1.3 and 1.4 times as fast, 32 rows 1.2 times. With rows of 1,024 numbers neither gains anything.
     """
+    short = weight.shape[1] * x.itemsize < PAGE
+    if short and rows <= FEW:
+        _row_by_row(zero, x, rows, weight, first, last, out, column)
+    else:
+        products_in_tiles(zero, x, rows, weight, first, last, out, column, 4 if short else 0)
+
+
+@njit(**INLINE)
+def products_in_tiles(zero, x, rows, weight, first, last, out, column, ahead):
+    """As ``products``, in tiles of 3 rows x 4 outputs, the last ones smaller. Rows ``ahead`` of the matrix are asked for (0: none)."""
+    three, two, one, single = no_sums(zero, 3, 4), no_sums(zero, 2, 4), no_sums(zero, 1, 4), no_sums(zero, 1, 1)
     fours = last - (last - first) % 4
-    for start in range(0, len(x), ROWS_NEARBY):
+    for start in range(0, rows, ROWS_NEARBY):
+        end = min(start + ROWS_NEARBY, rows)
         for o in range(first, fours, 4):
-            if len(x) < 3:
-                for r in range(len(x)):
-                    _one_row(zero, x, r, weight, o, out)
-            else:
-                for r in range(start, min(start + ROWS_NEARBY, len(x)), 3):
-                    _three_rows(zero, x, min(r, len(x) - 3), weight, o, out)  # the last ones may overlap
+            r = start
+            while end - r > 4 or end - r == 3:
+                _tile(three, x, r, weight, o, out, column + o - first, ahead)
+                r += 3
+            while end - r >= 2:
+                _tile(two, x, r, weight, o, out, column + o - first, ahead)
+                r += 2
+            if r < end:
+                _tile(one, x, r, weight, o, out, column + o - first, ahead)
     for o in range(fours, last):
-        for r in range(len(x)):
-            s = zero
-            for i in range(0, weight.shape[1], lanes_of(zero)):
-                s = add_product(s, load_at(zero, x, r, i), load_at(zero, weight, o, i))
-            out[r, o] = total(s)
+        for r in range(rows):
+            _tile(single, x, r, weight, o, out, column + o - first, 0)
 
 
-@njit(**INLINE)
-def _one_row(zero, x, r, weight, o, out):
-    """out[r, o : o + 4]; the four sums are independent."""
-    s0 = s1 = s2 = s3 = zero
-    for i in range(0, weight.shape[1], lanes_of(zero)):
-        part = load_at(zero, x, r, i)
-        s0 = add_product(s0, part, load_at(zero, weight, o, i))
-        s1 = add_product(s1, part, load_at(zero, weight, o + 1, i))
-        s2 = add_product(s2, part, load_at(zero, weight, o + 2, i))
-        s3 = add_product(s3, part, load_at(zero, weight, o + 3, i))
-    store_at(out, r, o, totals(s0, s1, s2, s3))
+@njit(**FORCED)
+def _tile(sums, x, r, weight, o, out, column, ahead):
+    """out[r + i, column + j] = x[r + i] . weight[o + j], for as many rows and outputs as the tile ``sums`` has.
 
-
-@njit(**INLINE)
-def _three_rows(zero, x, r, weight, o, out):
-    """out[r : r + 3, o : o + 4]. In this order a processor's 16 registers suffice: 12 sums, 3 parts of x, one of the matrix.
-
-    One thread, 480 rows x 384 inputs: 78 to 80 GFLOP/s, where BLAS reaches 79 to 88; with the parts of the matrix in
-    registers and x passing by, the compiler spills, and it is 42.
+    One thread, 480 rows x 384 inputs: 78 to 80 GFLOP/s, where BLAS reaches 79 to 88. Of the four rows of the matrix that are ``ahead``,
+    every tile asks for two, in the order in which they lie in memory.
     """
-    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = c0 = c1 = c2 = c3 = zero
-    for i in range(0, weight.shape[1], lanes_of(zero)):
-        a, b, c = load_at(zero, x, r, i), load_at(zero, x, r + 1, i), load_at(zero, x, r + 2, i)
-        part = load_at(zero, weight, o, i)
-        a0, b0, c0 = add_product(a0, a, part), add_product(b0, b, part), add_product(c0, c, part)
-        part = load_at(zero, weight, o + 1, i)
-        a1, b1, c1 = add_product(a1, a, part), add_product(b1, b, part), add_product(c1, c, part)
-        part = load_at(zero, weight, o + 2, i)
-        a2, b2, c2 = add_product(a2, a, part), add_product(b2, b, part), add_product(c2, c, part)
-        part = load_at(zero, weight, o + 3, i)
-        a3, b3, c3 = add_product(a3, a, part), add_product(b3, b, part), add_product(c3, c, part)
-    store_at(out, r, o, totals(a0, a1, a2, a3))
-    store_at(out, r + 1, o, totals(b0, b1, b2, b3))
-    store_at(out, r + 2, o, totals(c0, c1, c2, c3))
+    inputs = weight.shape[1]
+    half = r // 3 % 2 * 2 * inputs
+    for i in range(0, inputs, lanes_of(sums)):
+        prefetch_at(weight, o + ahead, half + 2 * i)
+        sums = add_rows_by_rows(sums, x, r, weight, o, i)
+    store_totals(out, r, column, sums)
+
+
+@njit(**INLINE)
+def _row_by_row(zero, x, rows, weight, first, last, out, column):
+    """As ``products``, one output after the other: the matrix is read in the order in which it lies in memory."""
+    for o in range(first, last):
+        r = 0
+        while rows - r >= 3:
+            _one_output(no_sums(zero, 3, 4), no_sums(zero, 3, 1), x, r, weight, o, out, column + o - first)
+            r += 3
+        while r < rows:
+            _one_output(no_sums(zero, 1, 4), no_sums(zero, 1, 1), x, r, weight, o, out, column + o - first)
+            r += 1
+
+
+@njit(**FORCED)
+def _one_output(parts, rest, x, r, weight, o, out, column):
+    """out[r + i, column] = x[r + i] . weight[o], four vectors at a time, for as many rows as the tiles have."""
+    inputs, n = weight.shape[1], lanes_of(parts)
+    fours = inputs - inputs % (4 * n)
+    for i in range(0, fours, 4 * n):
+        parts = add_rows_by_row(parts, x, r, weight, o, i)
+    for i in range(fours, inputs, n):
+        rest = add_rows_by_row(rest, x, r, weight, o, i)
+    store_totals(out, r, column, add_columns(rest, parts))

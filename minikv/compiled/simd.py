@@ -37,9 +37,32 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(manager, vector, ir.VectorType(manager.lookup(vector.dtype).get_value_type(), vector.lanes))
 
 
-def _vector_at(context, builder, array_type, array, index, vector):
-    data = make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [index]), context.get_value_type(vector).as_pointer())
+def number_pointer(context, builder, array_type, array, place):
+    """Pointer to a number of an array, counted from its first one as they lie in memory."""
+    return builder.gep(make_array(array_type)(context, builder, array).data, [place])
+
+
+def row_pointer(context, builder, array_type, array, row, at):
+    """Pointer to array[row, at]; a row's numbers lie behind each other. No index counts from the end, so nothing is checked.
+
+    Python's rule for negative indices costs three instructions a row: products of 24 to 512 rows with 384 numbers run at 83
+    instead of 80 GFLOP/s without it, one thread.
+    """
+    table = make_array(array_type)(context, builder, array)
+    stride = builder.extract_value(table.strides, 0)  # bytes
+    start = builder.gep(builder.bitcast(table.data, ir.IntType(8).as_pointer()), [builder.mul(row, stride)])
+    return builder.gep(builder.bitcast(start, table.data.type), [at])
+
+
+def load_vector(builder, pointer, vector: Vector):
+    """The vector that begins with the number at ``pointer``."""
+    place = builder.bitcast(pointer, ir.VectorType(pointer.type.pointee, vector.lanes).as_pointer())
+    return builder.load(place, align=_align(vector))
+
+
+def store_vector(builder, pointer, value, vector: Vector) -> None:
+    """The other way around."""
+    builder.store(value, builder.bitcast(pointer, value.type.as_pointer()), align=_align(vector))
 
 
 def _align(vector: Vector) -> int:
@@ -51,8 +74,7 @@ def load(context, like, row, at):
     """row[at : at + lanes] of a contiguous row, as a vector like ``like``."""
 
     def code(context, builder, signature, arguments):
-        pointer = _vector_at(context, builder, signature.args[1], arguments[1], arguments[2], like)
-        return builder.load(pointer, align=_align(like))
+        return load_vector(builder, number_pointer(context, builder, row, *arguments[1:]), like)
 
     return like(like, row, types.intp), code
 
@@ -62,75 +84,28 @@ def store(context, row, at, value):
     """row[at : at + lanes] = value."""
 
     def code(context, builder, signature, arguments):
-        pointer = _vector_at(context, builder, signature.args[0], arguments[0], arguments[1], value)
-        builder.store(arguments[2], pointer, align=_align(value))
+        store_vector(builder, number_pointer(context, builder, row, *arguments[:2]), arguments[2], value)
         return context.get_dummy_value()
 
     return types.void(row, types.intp, value), code
 
 
-def _row_at(context, builder, array_type, array, row, at):
-    """Pointer to array[row, at]; a row's numbers lie behind each other. No index counts from the end, so nothing is checked."""
-    table = make_array(array_type)(context, builder, array)
-    stride = builder.extract_value(table.strides, 0)  # bytes
-    start = builder.gep(builder.bitcast(table.data, ir.IntType(8).as_pointer()), [builder.mul(row, stride)])
-    return builder.gep(builder.bitcast(start, table.data.type), [at])
-
-
 @intrinsic
 def load_at(context, like, table, row, at):
-    """table[row, at : at + lanes] as a vector like ``like``.
-
-    As ``load`` of ``table[row]``, but Python's rule for negative indices costs three instructions a row: products
-    of 24 to 512 rows with 384 numbers run at 83 instead of 80 GFLOP/s without it, one thread.
-    """
+    """table[row, at : at + lanes] as a vector like ``like``, without a look for negative indices."""
 
     def code(context, builder, signature, arguments):
-        pointer = _row_at(context, builder, signature.args[1], arguments[1], arguments[2], arguments[3])
-        return builder.load(builder.bitcast(pointer, context.get_value_type(like).as_pointer()), align=_align(like))
+        return load_vector(builder, row_pointer(context, builder, table, *arguments[1:]), like)
 
     return like(like, table, types.intp, types.intp), code
 
 
 @intrinsic
-def store_at(context, table, row, at, value):
-    """table[row, at : at + lanes] = value."""
-
-    def code(context, builder, signature, arguments):
-        pointer = _row_at(context, builder, signature.args[0], arguments[0], arguments[1], arguments[2])
-        builder.store(arguments[3], builder.bitcast(pointer, context.get_value_type(value).as_pointer()), align=_align(value))
-        return context.get_dummy_value()
-
-    return types.void(table, types.intp, types.intp, value), code
-
-
-@intrinsic
-def number(context, row, at):
-    """row[at], without a check for negative indices."""
-
-    def code(context, builder, signature, arguments):
-        return builder.load(builder.gep(make_array(signature.args[0])(context, builder, arguments[0]).data, [arguments[1]]))
-
-    return row.dtype(row, types.intp), code
-
-
-@intrinsic
-def number_at(context, table, row, at):
-    """table[row, at], without a check for negative indices."""
-
-    def code(context, builder, signature, arguments):
-        return builder.load(_row_at(context, builder, signature.args[0], arguments[0], arguments[1], arguments[2]))
-
-    return table.dtype(table, types.intp, types.intp), code
-
-
-@intrinsic
 def prefetch_at(context, table, row, at):
-    """Begin to bring table[row, at], and what shares its cache line, into the cache; do not wait for it."""
+    """Begin to bring table[row, at], and what shares its cache line, into the cache; do not wait. ``at`` may lead into later rows."""
 
     def code(context, builder, signature, arguments):
-        pointer = _row_at(context, builder, signature.args[0], arguments[0], arguments[1], arguments[2])
-        pointer = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+        pointer = builder.bitcast(row_pointer(context, builder, table, *arguments), ir.IntType(8).as_pointer())
         number = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -152,10 +127,12 @@ def zeros(context, pointer):
 
 @intrinsic
 def lanes_of(context, vector):
-    """How many numbers are in a vector, as a constant."""
+    """How many numbers are in a vector, or in each vector of a tile, as a constant."""
+
+    lanes = getattr(vector, "vector", vector).lanes  # a tile's are its vectors'
 
     def code(context, builder, signature, arguments):
-        return ir.Constant(ir.IntType(64), vector.lanes)
+        return ir.Constant(ir.IntType(64), lanes)
 
     return types.int64(vector), code
 
@@ -165,9 +142,14 @@ def add(context, a, b):
     """a + b, lane by lane."""
 
     def code(context, builder, signature, arguments):
-        return builder.fadd(*arguments, flags=ADD_IN_ANY_ORDER)
+        return added(builder, *arguments)
 
     return a(a, b), code
+
+
+def added(builder, a, b):
+    """a + b, lane by lane."""
+    return builder.fadd(a, b, flags=ADD_IN_ANY_ORDER)
 
 
 @intrinsic
@@ -182,59 +164,54 @@ def larger(context, a, b):
 
 @intrinsic
 def add_product(context, total, a, b):
-    """total + a * b, lane by lane; ``a`` may be one number for all lanes."""
+    """total + a * b, lane by lane."""
 
     def code(context, builder, signature, arguments):
-        sum_, a_, b_ = arguments
-        if not isinstance(a, Vector):
-            one = builder.insert_element(ir.Constant(b_.type, ir.Undefined), a_, ir.Constant(ir.IntType(32), 0))
-            a_ = _shuffle(builder, one, one, [0] * total.lanes)
-        return builder.fadd(sum_, builder.fmul(a_, b_, flags=ADD_IN_ANY_ORDER), flags=ADD_IN_ANY_ORDER)
+        return added_product(builder, *arguments)
 
     return total(total, a, b), code
 
 
+def added_product(builder, total, a, b):
+    """total + a * b, lane by lane."""
+    return added(builder, total, builder.fmul(a, b, flags=ADD_IN_ANY_ORDER))
+
+
+def load_everywhere(builder, pointer, vector: Vector):
+    """The number at ``pointer`` in every lane of a vector."""
+    number = builder.load(pointer)
+    one = builder.insert_element(
+        ir.Constant(ir.VectorType(number.type, vector.lanes), ir.Undefined), number, ir.Constant(ir.IntType(32), 0)
+    )
+    return _shuffle(builder, one, one, [0] * vector.lanes)
+
+
 @intrinsic
 def total(context, vector):
-    """The sum over the lanes, by halves: add the upper half to the lower one until one number is left."""
+    """The sum over the lanes."""
 
     def code(context, builder, signature, arguments):
-        value, lanes, index = arguments[0], vector.lanes, ir.IntType(32)
-        while lanes > 1:
-            lanes //= 2
-            lower, upper = (_shuffle(builder, value, value, range(start, start + lanes)) for start in (0, lanes))
-            value = builder.fadd(lower, upper, flags=ADD_IN_ANY_ORDER)
-        return builder.extract_element(value, ir.Constant(index, 0))
+        return builder.extract_element(vector_of_totals(builder, arguments), ir.Constant(ir.IntType(32), 0))
 
     return vector.dtype(vector), code
 
 
-@intrinsic
-def totals(context, a, b, c, d):
-    """The four vectors' totals as one vector of four: together, for half the instructions of one by one.
+def vector_of_totals(builder, vectors):
+    """The totals of one, two or four vectors as one vector: together, for half the instructions of one by one.
 
-    Each step adds upper halves to lower halves, with as many of the four in one vector as there is room for.
+    Each step adds upper halves to lower halves, with as many of the sums in one vector as there is room for.
     """
-    result = Vector(a.dtype, 4)
-
-    def code(context, builder, signature, arguments):
-        vectors, groups = list(arguments), 1  # each vector holds ``groups`` sums of ``width`` lanes
-        width = a.lanes
-        while width > 1:
-            width //= 2
-            pairs = zip(vectors[::2], vectors[1::2], strict=True) if len(vectors) > 1 else [(vectors[0], vectors[0])]
-            groups *= 2 if len(vectors) > 1 else 1
-            lower = [group * 2 * width + lane for group in range(groups) for lane in range(width)]
-            vectors = [
-                builder.fadd(_shuffle(builder, x, y, lower), _shuffle(builder, x, y, [i + width for i in lower]), flags=ADD_IN_ANY_ORDER)
-                for x, y in pairs
-            ]
-        while len(vectors) > 1:  # fewer than four lanes: no sum is left to be made, only to be joined
-            size = vectors[0].type.count
-            vectors = [_shuffle(builder, x, y, range(2 * size)) for x, y in zip(vectors[::2], vectors[1::2], strict=True)]
-        return vectors[0]
-
-    return result(a, b, c, d), code
+    vectors, groups, width = list(vectors), 1, vectors[0].type.count  # each vector holds ``groups`` sums of ``width`` lanes
+    while width > 1:
+        width //= 2
+        pairs = zip(vectors[::2], vectors[1::2], strict=True) if len(vectors) > 1 else [(vectors[0], vectors[0])]
+        groups *= 2 if len(vectors) > 1 else 1
+        lower = [group * 2 * width + lane for group in range(groups) for lane in range(width)]
+        vectors = [added(builder, _shuffle(builder, x, y, lower), _shuffle(builder, x, y, [i + width for i in lower])) for x, y in pairs]
+    while len(vectors) > 1:  # fewer lanes than vectors: no sum is left to be made, only to be joined
+        size = vectors[0].type.count
+        vectors = [_shuffle(builder, x, y, range(2 * size)) for x, y in zip(vectors[::2], vectors[1::2], strict=True)]
+    return vectors[0]
 
 
 def _shuffle(builder, x, y, lanes):
@@ -296,6 +273,16 @@ def address_of(context, pointer):
         return builder.ptrtoint(arguments[0], ir.IntType(64))
 
     return types.int64(pointer), code
+
+
+@intrinsic
+def start_of(context, array):
+    """The address of an array's first number."""
+
+    def code(context, builder, signature, arguments):
+        return builder.ptrtoint(make_array(array)(context, builder, arguments[0]).data, ir.IntType(64))
+
+    return types.int64(array), code
 
 
 @intrinsic

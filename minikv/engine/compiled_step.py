@@ -16,8 +16,6 @@ The model does not know; ``transformer.py`` stays the definition, and the tests 
 
 from __future__ import annotations
 
-import operator
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -63,29 +61,28 @@ class CompiledStep:
 
     def __call__(self, kv: Paged, step: StepTensors) -> Tensor:
         """K and V into the pool of ``kv``; logits [rows, vocab] of ``step.logit_rows``. ``can`` has said yes."""
-        tokens, rows, shape = len(step.token_ids), step.logit_rows, self.model.shape
+        tokens, rows, shape = step.num_tokens, step.num_rows, self.model.shape
         if tokens > self.room:
             self._make_room(tokens)
-        x = torch.index_select(self.model.embedding, 0, step.token_ids, out=self.x[:tokens])
-        products, projections, attentions = self.products, self.projections, self.attentions
-        for arguments in (products, projections):
-            arguments[:, fused.TICKET], arguments[:, fused.DONE], arguments[:, fused.ROWS] = 0, 0, tokens
-        projections[:, cpu_project.POSITIONS] = step.positions.data_ptr()
-        projections[:, cpu_project.SLOTS], projections[:, cpu_project.POOL] = step.slots.data_ptr(), kv.pool.data_ptr()
-        projections[:, cpu_project.BLOCKS], projections[:, cpu_project.BLOCK_SIZE] = len(kv.pool), kv.block_size
+        torch.index_select(self.model.embedding, 0, step.token_ids, out=self.x[:tokens])
         tiles = cpu.tiles_of(step.pieces, shape.group)
-        attentions[:, 0], attentions[:, cpu.DONE] = 0, 0
-        attentions[:, cpu.STEP] = cpu.step_arguments(step, kv.pool, tiles)
-        self._count_tickets(tokens, len(rows), len(tiles))
-        logits = x.new_empty(len(rows), shape.vocab)
-        head = products[-1]
-        head[fused.ROWS], head[fused.PICKED], head[fused.OUT] = len(rows), rows.data_ptr(), logits.data_ptr()
-        self.arguments[0] = len(self.kernels) if len(rows) else len(self.kernels) - 1
+        attention = cpu.step_arguments(step, kv.pool, tiles)
+        self.products[:, :3] = self.projections[:, :3] = (0, 0, tokens)  # no tickets taken, none done
+        self.projections[:, cpu_project.POSITIONS :] = (
+            step.address("positions"), step.address("slots"), attention[0], attention[1], kv.block_size,
+        )  # fmt: skip
+        self.attentions[:, : cpu.Q], self.attentions[:, cpu.STEP] = 0, attention
+        if (tokens, rows, len(tiles)) != self.counted:
+            self._count_tickets(tokens, rows, len(tiles))
+        logits = torch.empty(rows, shape.vocab, dtype=self.model.dtype)
+        head = self.products[-1]
+        head[fused.ROWS], head[fused.PICKED], head[fused.OUT] = rows, step.address("logit_rows"), logits.data_ptr()
         alone = tokens * self.most_numbers < ALONE_NUMBERS and cpu.is_small(kv.pool, tiles)
-        threads.run(self.sequence, self.arguments.ctypes.data, 1 if alone else torch.get_num_threads())
+        threads.run(self.sequence, self.arguments_at, 1 if alone else torch.get_num_threads())
         return logits
 
     def _count_tickets(self, tokens: int, rows: int, tiles: int) -> None:
+        """How many tickets each kernel has, and without rows nothing for the last one to do."""
         shape = self.model.shape
         a_layer = (
             cpu_project.tickets(tokens, shape.heads + 2 * shape.kv_heads),
@@ -96,6 +93,8 @@ class CompiledStep:
         )
         self.kernels[:-1, sequence.TICKETS].reshape(shape.layers, KERNELS_A_LAYER)[:] = a_layer
         self.kernels[-1, sequence.TICKETS] = fused.tickets(rows, shape.vocab)
+        self.arguments[0] = len(self.kernels) if rows else len(self.kernels) - 1
+        self.counted = (tokens, rows, tiles)
 
     def _current(self) -> bool:
         """Take the addresses anew if a tensor is not the one it was. False when they cannot be used as they are."""
@@ -107,13 +106,14 @@ class CompiledStep:
                 weights.append(layer.qkv_bias)
             if layer.qk_norm is not None:
                 weights.append(layer.qk_norm)
-        seen = [model.shape, *((weight.data_ptr(), weight.shape, weight.stride()) for weight in weights)]
-        if seen != self.seen or not all(map(operator.is_, weights, self.weights)):
+        # Asked for without a line of Python a weight: this is done at every step.
+        seen = [model.shape, *map(Tensor.data_ptr, weights), *map(Tensor.size, weights)]
+        if seen != self.seen or not all(map(Tensor.is_contiguous, weights)):
             self.usable, self.seen = False, []  # whoever is interrupted in the middle begins anew
             if all(w.is_contiguous() and w.is_cpu and w.dtype == model.dtype for w in weights) and self._sizes_fit():
                 self._write_down()
                 self.usable = True
-            self.weights, self.seen = weights, seen
+            self.weights, self.seen = weights, seen  # kept, so that no other tensor can come to lie there
         return self.usable
 
     def _sizes_fit(self) -> bool:
@@ -166,9 +166,9 @@ class CompiledStep:
             projection, attention = self.projections[i], self.attentions[i]
             projection[fused.FIELDS :] = (
                 shape.heads, shape.kv_heads, shape.head_dim, _address(model.cos), _address(model.sin), _address(layer.qk_norm),
-                i, 0, 0, 0, 0, shape.layers, 0,
+                i, shape.layers, 0, 0, 0, 0, 0,
             )  # fmt: skip
-            attention[:6] = (0, 0, inner, 0, shape.heads, i)
+            attention[: cpu.POOL] = (0, 0, 0, inner, 0, shape.heads, i)
             kernels += [
                 (projection_kernel, *product(projection, layer.qkv, norm=layer.attention_norm, bias=layer.qkv_bias)),
                 (attention_kernel, attention.ctypes.data, attention.ctypes.data + 8 * cpu.DONE, 0),
@@ -179,6 +179,8 @@ class CompiledStep:
         kernels.append((hidden_kernel, *product(self.products[-1], model.head, norm=model.norm)))
         self.kernels = np.array(kernels, np.int64)
         self.arguments = np.array((len(kernels), self.kernels.ctypes.data), np.int64)
+        self.arguments_at = self.arguments.ctypes.data
+        self.counted = (0, 0, 0)
         self.sequence = sequence.sequence()
         self.most_numbers = max(weight.numel() for weight in (model.head, model.layers[0].qkv, model.layers[0].gate_up))
 
@@ -191,7 +193,7 @@ class CompiledStep:
         self.x, self.q, self.attended, self.gated = (torch.empty(tokens, size, dtype=model.dtype) for size in sizes)
         x, q, attended, gated = map(_address, (self.x, self.q, self.attended, self.gated))
         self.projections[:, fused.X], self.projections[:, fused.OUT] = x, q
-        self.attentions[:, 1], self.attentions[:, 3] = q, attended
+        self.attentions[:, cpu.Q], self.attentions[:, cpu.OUT] = q, attended
         self.products[0:-1:3, fused.X], self.products[0:-1:3, fused.OUT] = attended, x
         self.products[1:-1:3, fused.X], self.products[1:-1:3, fused.OUT] = x, gated
         self.products[2:-1:3, fused.X], self.products[2:-1:3, fused.OUT] = gated, x

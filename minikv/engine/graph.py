@@ -116,5 +116,5 @@ class DecodeGraphs:
 
     def _forward(self, step: StepTensors) -> Callable[[], object]:
         """The forward pass over ``step``, its logits copied to where all graphs leave them."""
-        logits = self.logits[: len(step.token_ids)]
+        logits = self.logits[: step.num_tokens]
         return lambda: logits.copy_(self.model(step.token_ids, step.positions, self.kv))

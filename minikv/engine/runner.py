@@ -69,7 +69,7 @@ class TorchRunner:
 
     def __init__(self, model: Model, num_blocks: int, block_size: int, attention: str = "auto", graphs: bool | None = None) -> None:
         from minikv.cache.paged import Paged
-        from minikv.model.sampling import argmax_and_logsumexp
+        from minikv.model.sampling import largest_and_logsumexp
 
         self.model = model
         self.kv = Paged(model.shape, num_blocks, block_size, model.dtype, model.device, attention)
@@ -77,12 +77,12 @@ class TorchRunner:
         self.vocab, self.max_context = model.shape.vocab, model.shape.max_context
         self.tokenizer, self.stop_tokens = model.tokenizer, model.stop_tokens
         self.compiled: CompiledStep | None = None
-        self.pick = argmax_and_logsumexp
+        self.pick = largest_and_logsumexp
         if self.kv.attention.__module__ == "minikv.cache.attention.cpu":
             from minikv.compiled import pick  # not above: on a GPU nothing is compiled by Numba
             from minikv.engine.compiled_step import CompiledStep
 
-            self.compiled, self.pick = CompiledStep(model), pick.argmax_and_logsumexp
+            self.compiled, self.pick = CompiledStep(model), pick.largest_and_logsumexp
         self.graphs: DecodeGraphs | None = None
         if graphs is None:
             graphs = self.kv.device.type == "cuda"

@@ -100,32 +100,36 @@ class Draw:
     index: int
 
 
-def argmax_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest logit's place and the logarithm of the exponentials' sum: logits [rows, vocab]; int64 [rows] and [rows]."""
+def largest_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest logit, its place, and the logarithm of the exponentials' sum: logits [rows, vocab]; [rows], int64 [rows], [rows]."""
     import torch
 
-    return logits.argmax(-1), logits.to(torch.promote_types(logits.dtype, torch.float32)).logsumexp(-1)
+    largest, tokens = logits.max(-1)
+    return largest, tokens, logits.to(torch.promote_types(logits.dtype, torch.float32)).logsumexp(-1)
 
 
 def choose(
-    logits: Tensor, draws: Sequence[Draw], pick: Callable[[Tensor], tuple[Tensor, Tensor]] = argmax_and_logsumexp
+    logits: Tensor, draws: Sequence[Draw], pick: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] = largest_and_logsumexp
 ) -> tuple[list[int], list[float]]:
     """Token and log-probability for each draw. logits [rows, vocab]; several draws may share a row.
 
     The log-probability is that of the model itself (temperature 1, nothing cut off). All is decided on the logits' own
     device, and comes back in one transfer: the only moment of a step at which the host waits for the device. ``pick`` is
-    ``argmax_and_logsumexp`` or does the same faster.
+    ``largest_and_logsumexp`` or does the same faster.
     """
     import torch
 
     rows = [draw.row for draw in draws]
     picked = logits if rows == list(range(logits.shape[0])) else logits[_on_device(rows, logits, torch.int64)]
-    tokens, sums = pick(picked)  # [draws] each
+    chosen, tokens, sums = pick(picked)  # [draws] each
     sampled = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if sampled:
         where = _on_device(sampled, logits, torch.int64)
         tokens[where] = _sample(picked[where], [draws[i] for i in sampled])
-    logprobs = picked.gather(-1, tokens[:, None]).squeeze(-1) - sums
+        chosen = picked.gather(-1, tokens[:, None]).squeeze(-1)
+    logprobs = chosen - sums
+    if logits.is_cpu:
+        return tokens.tolist(), logprobs.tolist()
     both = torch.stack((tokens.double(), logprobs.double())).tolist()  # float64 holds a token id exactly
     return [int(token) for token in both[0]], both[1]
 

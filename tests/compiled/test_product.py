@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from minikv.compiled.product import few_rows
 from minikv.model.transformer import FEW_ROWS, linear
 
-SIZES = [(1, 1), (3, 5), (4, 16), (7, 24), (130, 40), (65, 64), (700, 96), (2048, 33)]
+SIZES = [(1, 1), (3, 5), (4, 16), (7, 24), (130, 40), (65, 64), (700, 96), (2048, 33), (70, 1032), (9, 1024)]
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)

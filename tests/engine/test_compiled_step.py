@@ -265,6 +265,20 @@ def test_weights_that_lie_apart_or_have_other_sizes_are_left_to_torch():
     assert pair.compiled.can(pair.ours, step)
 
 
+@pytest.mark.parametrize("cut", [lambda w: w[:-1], lambda w: w.view(w.shape[1], w.shape[0]), lambda w: w.flatten()])
+@pytest.mark.parametrize("name", ["qkv", "gate_up", "down"])
+def test_a_part_or_another_view_of_the_same_memory_is_noticed(name, cut):
+    pair = Pair(build("group 1"))
+    step, layer = pair.ours.begin(pair.pieces([(0, [1], "last")])), pair.compiled.model.layers[0]
+    assert pair.compiled.can(pair.ours, step)
+    whole = getattr(layer, name)
+    setattr(layer, name, cut(whole))
+    assert getattr(layer, name).data_ptr() == whole.data_ptr()
+    assert not pair.compiled.can(pair.ours, step)
+    setattr(layer, name, whole)
+    assert pair.compiled.can(pair.ours, step)
+
+
 def test_a_refused_weight_stays_refused_until_it_changes():
     model = build("group 1")
     pair = Pair(model)

@@ -32,11 +32,12 @@ from minikv.cache.attention.cpu_values import add_values, ask_for
 from minikv.compiled import threads
 from minikv.compiled.cfunction import REORDER, compiled_function, lanes
 from minikv.compiled.exponential import exp2
-from minikv.compiled.product import CALLED, INLINE, products
+from minikv.compiled.product import CALLED, INLINE, products_in_tiles
 from minikv.compiled.simd import (
     address_of,
     lanes_of,
     pointer_to,
+    start_of,
     take_ticket,
     ticket_done,
     zeros,
@@ -54,8 +55,14 @@ TOKENS_A_TILE = 128
 # A step that reads fewer bytes of K and V per layer than this runs on one thread: below it, two are no faster.
 ALONE_BYTES = 1 << 17
 
-# How many whole numbers the compiled loop takes (see ``_work``), and which of them are the same for all layers of a step.
-FIELDS, STEP, DONE = 18, slice(6, 17), 17
+# What the compiled loop takes, by its place. Addresses: Q, whose tokens lie Q_DISTANCE numbers apart; OUT [tokens, HEADS, head_dim];
+# POOL [BLOCKS, LAYERS, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM]; TILE_ROWS [TILES, 4], see ``tiles_of``, of sequences with up to MOST_TOKENS
+# each; TABLES [sequences, WIDTH] int32. TICKET is the next one, DONE counts the tickets done. Those of STEP are the same for all layers.
+(
+    TICKET, DONE, Q, Q_DISTANCE, OUT, HEADS, LAYER,
+    POOL, BLOCKS, LAYERS, KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILES, TILE_ROWS, TABLES, WIDTH, MOST_TOKENS, FIELDS,
+) = range(19)  # fmt: skip
+STEP = slice(POOL, FIELDS)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, layer: int, step: StepTensors) -> Tensor:
@@ -80,8 +87,8 @@ def tiles_of(pieces: list[tuple[int, int, int]], group: int) -> np.ndarray:
         for start in range(0, count, most):
             tokens = min(most, count - start)
             rows.append((first + start, tokens, context - count + start + tokens, sequence))
-    tiles = np.array(rows, np.int64)
-    return tiles[np.argsort(-tiles[:, 1] * tiles[:, 2], kind="stable")]
+    rows.sort(key=lambda tile: -tile[1] * tile[2])
+    return np.array(rows, np.int64)
 
 
 def step_arguments(step: StepTensors, pool: Tensor, tiles: np.ndarray) -> tuple[int, ...]:
@@ -89,7 +96,7 @@ def step_arguments(step: StepTensors, pool: Tensor, tiles: np.ndarray) -> tuple[
     num_blocks, layers, _, kv_heads, block_size, head_dim = pool.shape
     return (
         pool.data_ptr(), num_blocks, layers, kv_heads, block_size, head_dim, len(tiles), tiles.ctypes.data,
-        step.block_tables.data_ptr(), step.block_tables.shape[1], int(tiles[:, 1].max()),
+        step.address("block_tables"), step.width, step.max_query_tokens,
     )  # fmt: skip
 
 
@@ -139,7 +146,7 @@ class _Plan:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         self.to_store[:5] = k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), layer
         threads.run(self.store, self.to_store.ctypes.data, 1)
-        self.arguments[:6] = (0, q.data_ptr(), q.stride(0), out.data_ptr(), q.shape[1], layer)
+        self.arguments[:POOL] = (0, 0, q.data_ptr(), q.stride(0), out.data_ptr(), q.shape[1], layer)
         threads.run(self.kernel, self.arguments.ctypes.data, 1 if self.small else torch.get_num_threads())
         return out
 
@@ -176,21 +183,13 @@ _plans = _Plans()
 
 
 def _work(arguments):
-    """What each thread does: take the next tile and KV head until none is left.
-
-    ``arguments`` points to whole numbers; the pointer's type says which floats are meant.
-
-        0         the ticket counter
-        1 to 5    q and the distance of its tokens; out; query heads; the layer
-        6 to 16   the step: see ``step_arguments``
-        17        how many tickets are done
-    """
+    """What each thread does: take the next tile and KV head until none is left."""
     a = carray(pointer_to(address_of(arguments), types.int64), (FIELDS,))
-    heads, kv_heads, block_size, head_dim, num_tiles = a[4], a[9], a[10], a[11], a[12]
-    layer, group, zero = a[5], heads // kv_heads, zeros(arguments)
-    pool = carray(pointer_to(a[6], arguments), (a[7], a[8], 2, kv_heads, block_size, head_dim))
-    tiles = carray(pointer_to(a[13], types.int64), (num_tiles, 4))
-    rows, width = group * a[16], VECTORS * lanes_of(zero)
+    heads, kv_heads, block_size, head_dim, num_tiles = a[HEADS], a[KV_HEADS], a[BLOCK_SIZE], a[HEAD_DIM], a[TILES]
+    layer, group, zero = a[LAYER], heads // kv_heads, zeros(arguments)
+    pool = carray(pointer_to(a[POOL], arguments), (a[BLOCKS], a[LAYERS], 2, kv_heads, block_size, head_dim))
+    tiles = carray(pointer_to(a[TILE_ROWS], types.int64), (num_tiles, 4))
+    rows, width = min(group * a[MOST_TOKENS], max(group, ROWS_A_TILE)), VECTORS * lanes_of(zero)
     wide = -(-rows // width) * width
     tile = max(TOKENS_A_TILE // block_size, 1) * block_size
     queries = np.zeros(head_dim * wide, pool.dtype)  # also those of the lanes that no row has: what they score, nobody reads
@@ -202,9 +201,10 @@ def _work(arguments):
             break
         first, count, context, sequence = tiles[ticket // kv_heads]
         h = ticket % kv_heads
-        table = carray(pointer_to(a[14] + 4 * sequence * a[15], types.int32), (a[15],))
-        q = carray(pointer_to(a[1] + first * a[2] * pool.itemsize, arguments), (count, a[2]))  # a row: a token, its heads and more
-        out = carray(pointer_to(a[3] + first * heads * head_dim * pool.itemsize, arguments), (count, heads * head_dim))
+        table = carray(pointer_to(a[TABLES] + 4 * sequence * a[WIDTH], types.int32), (a[WIDTH],))
+        distance = a[Q_DISTANCE]
+        q = carray(pointer_to(a[Q] + first * distance * pool.itemsize, arguments), (count, distance))  # a token, its heads and more
+        out = carray(pointer_to(a[OUT] + first * heads * head_dim * pool.itemsize, arguments), (count, heads * head_dim))
         keys, values = pool[:, layer, 0, h], pool[:, layer, 1, h]  # [block, slot, head_dim]: a block's are one piece of memory
         _begin(sums, state)
         _attend(zero, arguments, q, h, group, keys, values, table, context, queries, scores, tile, wide, sums, state)
@@ -254,23 +254,21 @@ def _attend(zero, arguments, q, h, group, keys, values, table, context, queries,
     block_size, head_dim = keys.shape[1], keys.shape[2]
     rows, before = len(q) * group, context - len(q)
     many = rows >= MANY_ROWS
-    row_queries = carray(pointer_to(queries.ctypes.data, arguments), (rows, head_dim))
-    row_scores = carray(pointer_to(scores.ctypes.data, arguments), (rows, tile))
-    lane_queries = carray(pointer_to(queries.ctypes.data, arguments), (head_dim, wide))
-    lane_scores = carray(pointer_to(scores.ctypes.data, arguments), (tile, wide))
+    row_queries = carray(pointer_to(start_of(queries), arguments), (rows, head_dim))
+    row_scores = carray(pointer_to(start_of(scores), arguments), (rows, tile))
+    lane_queries = carray(pointer_to(start_of(queries), arguments), (head_dim, wide))
+    lane_scores = carray(pointer_to(start_of(scores), arguments), (tile, wide))
     _take_queries(q, h, group, head_dim, queries, 1 if many else head_dim, wide if many else 1)
     for start in range(0, context, tile):
         end = min(start + tile, context)
-        for position in range(start, end, block_size):
-            block, tokens, at = keys[table[position // block_size]], min(block_size, end - position), position - start
-            if many:
-                scores_of_many(zero, lane_queries, block, tokens, lane_scores[at:])
-            else:
-                ask_for(keys[table[min(position + block_size, context - 1) // block_size]])
-                products(zero, row_queries, block, row_scores[:, at:], 0, tokens)
         if many:
+            scores_of_many(zero, lane_queries, keys, table, start, end, lane_scores)
             weigh_many(zero, lane_scores[: end - start], start - before, group, sums[:rows], state[0], state[1], state[2])
         else:
+            for position in range(start, end, block_size):
+                block, tokens, at = keys[table[position // block_size]], min(block_size, end - position), position - start
+                ask_for(keys[table[min(position + block_size, context - 1) // block_size]])
+                products_in_tiles(zero, row_queries, rows, block, 0, tokens, row_scores, at, 0)
             for r in range(rows):
                 _weigh(row_scores[r], min(end, before + r // group + 1) - start, end - start, sums[r], state[:, r])
         add_values(zero, scores, 1 if many else tile, wide if many else 1, values, table, start, end, sums, rows)
@@ -314,7 +312,7 @@ def _weigh(scores, visible, tokens, sums, state):
         scores[t] = 0
 
 
-@njit(fastmath=REORDER | {"nnan"}, error_model="numpy")
+@njit(**CALLED | {"fastmath": REORDER | {"nnan"}})
 def _largest(scores, tokens, largest):
     """Without ``nnan`` the maximum would be taken one by one; a nan among the scores still makes its weight a nan."""
     for t in range(tokens):

@@ -15,69 +15,40 @@ import numpy as np
 from numba import njit
 
 from minikv.compiled.exponential import exp2
-from minikv.compiled.product import CALLED, INLINE
-from minikv.compiled.simd import add, add_product, lanes_of, larger, load, load_at, number_at, store, store_at
+from minikv.compiled.product import CALLED, FORCED
+from minikv.compiled.simd import add, lanes_of, larger, load, load_at, store
+from minikv.compiled.tile import add_numbers_by_row, no_sums, store_tile
 
 VECTORS = 3  # of rows in a tile of scores
 LOWEST = float(np.finfo(np.float32).min)  # finite: -inf - -inf would be nan
 
 
-@njit(**INLINE)
-def scores_of_many(zero, queries, keys, tokens, scores):
-    """scores[t, r] = keys[t] . queries[:, r]; queries [head_dim, row], keys [slot, head_dim], scores [token, row].
+@njit(**CALLED)
+def scores_of_many(zero, queries, keys, table, start, end, scores):
+    """scores[t, r] = key of token start + t . queries[:, r], up to ``end``; queries [head_dim, row], keys [block, slot, head_dim].
 
     There are rows up to a multiple of VECTORS vectors.
     """
-    width = VECTORS * lanes_of(zero)
-    for r in range(0, queries.shape[1], width):
-        if tokens >= 4:
-            for t in range(0, tokens, 4):
-                _four_tokens(zero, queries, r, keys, min(t, tokens - 4), scores)  # the last ones may overlap
-        else:
-            for t in range(tokens):
-                _one_token(zero, queries, r, keys, t, scores)
+    four, one, block_size = no_sums(zero, 4, VECTORS), no_sums(zero, 1, VECTORS), keys.shape[1]
+    for position in range(start, end, block_size):
+        block, tokens, at = keys[table[position // block_size]], min(block_size, end - position), position - start
+        for r in range(0, queries.shape[1], VECTORS * lanes_of(zero)):
+            for t in range(0, tokens - tokens % 4, 4):
+                _scores(four, queries, r, block, t, scores, at)
+            for t in range(tokens - tokens % 4, tokens):
+                _scores(one, queries, r, block, t, scores, at)
 
 
-@njit(**INLINE)
-def _four_tokens(zero, queries, r, keys, t, scores):
-    n = lanes_of(zero)
-    a0 = a1 = a2 = b0 = b1 = b2 = c0 = c1 = c2 = d0 = d1 = d2 = zero
-    for i in range(len(queries)):
-        x, y, z = load_at(zero, queries, i, r), load_at(zero, queries, i, r + n), load_at(zero, queries, i, r + 2 * n)
-        key = number_at(keys, t, i)
-        a0, a1, a2 = add_product(a0, key, x), add_product(a1, key, y), add_product(a2, key, z)
-        key = number_at(keys, t + 1, i)
-        b0, b1, b2 = add_product(b0, key, x), add_product(b1, key, y), add_product(b2, key, z)
-        key = number_at(keys, t + 2, i)
-        c0, c1, c2 = add_product(c0, key, x), add_product(c1, key, y), add_product(c2, key, z)
-        key = number_at(keys, t + 3, i)
-        d0, d1, d2 = add_product(d0, key, x), add_product(d1, key, y), add_product(d2, key, z)
-    _store_three(scores, t, r, n, a0, a1, a2)
-    _store_three(scores, t + 1, r, n, b0, b1, b2)
-    _store_three(scores, t + 2, r, n, c0, c1, c2)
-    _store_three(scores, t + 3, r, n, d0, d1, d2)
+@njit(**FORCED)
+def _scores(sums, queries, r, keys, t, scores, at):
+    """Of as many tokens of a block as the tile ``sums`` has rows."""
+    head_dim = len(queries)
+    for d in range(head_dim):
+        sums = add_numbers_by_row(sums, keys, t * head_dim + d, head_dim, queries, d, r)
+    store_tile(scores, at + t, r, sums)
 
 
-@njit(**INLINE)
-def _one_token(zero, queries, r, keys, t, scores):
-    n = lanes_of(zero)
-    a0 = a1 = a2 = zero
-    for i in range(len(queries)):
-        key = number_at(keys, t, i)
-        a0 = add_product(a0, key, load_at(zero, queries, i, r))
-        a1 = add_product(a1, key, load_at(zero, queries, i, r + n))
-        a2 = add_product(a2, key, load_at(zero, queries, i, r + 2 * n))
-    _store_three(scores, t, r, n, a0, a1, a2)
-
-
-@njit(**INLINE)
-def _store_three(scores, t, r, n, a, b, c):
-    store_at(scores, t, r, a)
-    store_at(scores, t, r + n, b)
-    store_at(scores, t, r + 2 * n, c)
-
-
-@njit(**INLINE)
+@njit(**CALLED)
 def weigh_many(zero, scores, first, group, sums, largest, totals, before):
     """Scores become weights under the largest score so far; what was summed before is scaled to it.
 

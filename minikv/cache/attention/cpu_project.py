@@ -22,8 +22,9 @@ from minikv.compiled.product import CALLED, products
 from minikv.compiled.simd import address_of, pointer_to, take_ticket, ticket_done, zeros
 
 # What the loop takes beyond the fields of ``fused``, by its place. Addresses: POSITIONS, SLOTS [tokens]; COS, SIN
-# [position, head_dim]; QK_NORM [heads + kv_heads, head_dim] or 0; POOL [blocks, layers, 2, kv_heads, block_size, head_dim].
-HEADS, KV_HEADS, HEAD_DIM, COS, SIN, QK_NORM, LAYER, POSITIONS, SLOTS, POOL, BLOCKS, LAYERS, BLOCK_SIZE, FIELDS = range(
+# [position, head_dim]; QK_NORM [heads + kv_heads, head_dim] or 0; POOL [blocks, layers, 2, kv_heads, block_size, head_dim]. Those
+# from POSITIONS on are the same for all layers of a step.
+HEADS, KV_HEADS, HEAD_DIM, COS, SIN, QK_NORM, LAYER, LAYERS, POSITIONS, SLOTS, POOL, BLOCKS, BLOCK_SIZE, FIELDS = range(
     fused.FIELDS, fused.FIELDS + 14
 )
 
@@ -59,7 +60,7 @@ def _project(arguments):
         count = min(ROWS_A_TICKET, tokens - first)
         if first != x_first:
             x, x_first = take_rows(zero, arguments, a, x, first, count), first
-        products(zero, x[:count], weight[head * head_dim :], results, 0, head_dim)
+        products(zero, x, count, weight, head * head_dim, (head + 1) * head_dim, results, 0)
         for token in range(first, first + count):
             row = results[token - first]
             if a[fused.BIAS]:

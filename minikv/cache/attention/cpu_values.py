@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from numba import njit
 
-from minikv.compiled.product import INLINE
-from minikv.compiled.simd import add_product, lanes_of, load_at, number, prefetch_at, store_at
+from minikv.compiled.product import FORCED, INLINE
+from minikv.compiled.simd import lanes_of, prefetch_at
+from minikv.compiled.tile import add_numbers_by_row, no_sums, store_tile, tile_at
 
 
 @njit(**INLINE)
@@ -19,86 +20,36 @@ def add_values(zero, weights, across, along, values, table, start, end, sums, ro
     few and many rows keep them in different orders.
     Twelve sums stay in registers through all the blocks, and each value, once loaded, is used three times.
     """
-    n = lanes_of(zero)
-    fours = len(sums[0]) // (4 * n) * 4 * n
+    three, one, single = no_sums(zero, 3, 4), no_sums(zero, 1, 4), no_sums(zero, 1, 1)
+    n, head_dim, threes = lanes_of(zero), sums.shape[1], rows - rows % 3
+    fours = head_dim - head_dim % (4 * n)
     for d in range(0, fours, 4 * n):
-        for r in range(0, rows - rows % 3, 3):
-            _add_three_rows(zero, weights, across, along, values, table, start, end, sums, r, d)
-        for r in range(rows - rows % 3, rows):
-            _add_one_row(zero, weights, across, along, values, table, start, end, sums, r, d)
-    for d in range(fours, len(sums[0]), n):
+        for r in range(0, threes, 3):
+            _add_values(three, weights, across, along, values, table, start, end, sums, r, d)
+        for r in range(threes, rows):
+            _add_values(one, weights, across, along, values, table, start, end, sums, r, d)
+    for d in range(fours, head_dim, n):
         for r in range(rows):
-            _add_one_vector(zero, weights, across, along, values, table, start, end, sums, r, d)
+            _add_values(single, weights, across, along, values, table, start, end, sums, r, d)
 
 
-@njit(**INLINE)
-def _add_three_rows(zero, weights, across, along, values, table, start, end, sums, r, d):
-    n, block_size = lanes_of(zero), values.shape[1]
-    a0, a1 = load_at(zero, sums, r, d), load_at(zero, sums, r, d + n)
-    a2, a3 = load_at(zero, sums, r, d + 2 * n), load_at(zero, sums, r, d + 3 * n)
-    b0, b1 = load_at(zero, sums, r + 1, d), load_at(zero, sums, r + 1, d + n)
-    b2, b3 = load_at(zero, sums, r + 1, d + 2 * n), load_at(zero, sums, r + 1, d + 3 * n)
-    c0, c1 = load_at(zero, sums, r + 2, d), load_at(zero, sums, r + 2, d + n)
-    c2, c3 = load_at(zero, sums, r + 2, d + 2 * n), load_at(zero, sums, r + 2, d + 3 * n)
+@njit(**FORCED)
+def _add_values(like, weights, across, along, values, table, start, end, sums, r, d):
+    """For as many rows and places of head_dim as a tile like ``like`` has."""
+    block_size = values.shape[1]
+    tile = tile_at(like, sums, r, d)
     for position in range(start, end, block_size):
         block = values[table[position // block_size]]
         if r == 0 and d == 0:
             ask_for(values[table[min(position + block_size, end - 1) // block_size]])
         for t in range(min(block_size, end - position)):
-            at = (position - start + t) * along + r * across
-            x, y, z = number(weights, at), number(weights, at + across), number(weights, at + 2 * across)
-            part = load_at(zero, block, t, d)
-            a0, b0, c0 = add_product(a0, x, part), add_product(b0, y, part), add_product(c0, z, part)
-            part = load_at(zero, block, t, d + n)
-            a1, b1, c1 = add_product(a1, x, part), add_product(b1, y, part), add_product(c1, z, part)
-            part = load_at(zero, block, t, d + 2 * n)
-            a2, b2, c2 = add_product(a2, x, part), add_product(b2, y, part), add_product(c2, z, part)
-            part = load_at(zero, block, t, d + 3 * n)
-            a3, b3, c3 = add_product(a3, x, part), add_product(b3, y, part), add_product(c3, z, part)
-    _store_four(sums, r, d, n, a0, a1, a2, a3)
-    _store_four(sums, r + 1, d, n, b0, b1, b2, b3)
-    _store_four(sums, r + 2, d, n, c0, c1, c2, c3)
-
-
-@njit(**INLINE)
-def _add_one_row(zero, weights, across, along, values, table, start, end, sums, r, d):
-    n, block_size = lanes_of(zero), values.shape[1]
-    a0, a1 = load_at(zero, sums, r, d), load_at(zero, sums, r, d + n)
-    a2, a3 = load_at(zero, sums, r, d + 2 * n), load_at(zero, sums, r, d + 3 * n)
-    for position in range(start, end, block_size):
-        block = values[table[position // block_size]]
-        if r == 0 and d == 0:
-            ask_for(values[table[min(position + block_size, end - 1) // block_size]])
-        for t in range(min(block_size, end - position)):
-            x = number(weights, (position - start + t) * along + r * across)
-            a0 = add_product(a0, x, load_at(zero, block, t, d))
-            a1 = add_product(a1, x, load_at(zero, block, t, d + n))
-            a2 = add_product(a2, x, load_at(zero, block, t, d + 2 * n))
-            a3 = add_product(a3, x, load_at(zero, block, t, d + 3 * n))
-    _store_four(sums, r, d, n, a0, a1, a2, a3)
-
-
-@njit(**INLINE)
-def _add_one_vector(zero, weights, across, along, values, table, start, end, sums, r, d):
-    block_size, s = values.shape[1], load_at(zero, sums, r, d)
-    for position in range(start, end, block_size):
-        block = values[table[position // block_size]]
-        for t in range(min(block_size, end - position)):
-            s = add_product(s, number(weights, (position - start + t) * along + r * across), load_at(zero, block, t, d))
-    store_at(sums, r, d, s)
-
-
-@njit(**INLINE)
-def _store_four(sums, r, d, n, a, b, c, e):
-    store_at(sums, r, d, a)
-    store_at(sums, r, d + n, b)
-    store_at(sums, r, d + 2 * n, c)
-    store_at(sums, r, d + 3 * n, e)
+            tile = add_numbers_by_row(tile, weights, (position - start + t) * along + r * across, across, block, t, d)
+    store_tile(sums, r, d, tile)
 
 
 @njit(**INLINE)
 def ask_for(piece):
-    """Ask for the next block's piece while this one is worked on: it lies elsewhere, so the processor cannot guess it."""
+    """Ask for a block's piece before it is needed: the next one lies elsewhere, so the processor cannot guess it."""
     for slot in range(piece.shape[0]):
         for d in range(0, piece.shape[1], 64 // piece.itemsize):  # 64 bytes: a cache line
             prefetch_at(piece, slot, d)
