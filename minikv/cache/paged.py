@@ -55,7 +55,7 @@ class StepTensors:
             raise AttributeError(f"a step has no {name!r}")
         start, end, dtype = self.layout.part(name)
         part = self.buffer[start:end].view(torch.int64 if dtype is np.int64 else torch.int32)
-        cut = part.view(-1, self.width) if name == "block_tables" else part
+        cut = part.view(self.layout.sequences, self.width) if name == "block_tables" else part
         setattr(self, name, cut)
         return cut
 
@@ -68,7 +68,7 @@ class _Layout:
     """Which bytes of a step's buffer are whose. 64-bit numbers come first, so that each array is aligned."""
 
     def __init__(self, tokens: int, rows: int, sequences: int, width: int, chunks: int) -> None:
-        self.tokens, self.rows, self.width = tokens, rows, width
+        self.tokens, self.rows, self.sequences, self.width = tokens, rows, sequences, width
         self.ends = []
         end = 0
         for count in (8 * tokens, 8 * tokens, 8 * tokens, 8 * rows, 4 * (sequences + 1), 4 * sequences, 4 * sequences * width, 4 * chunks):
@@ -84,7 +84,7 @@ class _Layout:
         """All parts of ``buffer``, in their order."""
         parts = [buffer[start:end] for start, end in zip([0, *self.ends[:-1]], self.ends, strict=True)]
         arrays = [part.view(np.int64) for part in parts[:4]] + [part.view(np.int32) for part in parts[4:]]
-        arrays[6] = arrays[6].reshape(-1, self.width)
+        arrays[6] = arrays[6].reshape(self.sequences, self.width)
         return arrays
 
 
@@ -236,7 +236,7 @@ class Paged:
         For a GPU in pinned memory, from which it fetches the step by itself while the host goes on. torch keeps a freed piece
         of such memory until the copies from it are done, so the next step gets another one.
         """
-        return torch.empty(layout.ends[-1], dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        return torch.empty(layout.ends[-1], dtype=torch.uint8, device="cpu", pin_memory=self.device.type == "cuda")
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k, v in their slots, then attend; shapes as in ``model.transformer.KeyValueStore``."""

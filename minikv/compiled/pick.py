@@ -33,7 +33,7 @@ def largest_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     logits = logits.contiguous()
     count, width = logits.shape
-    found = torch.zeros(3, count, dtype=torch.int64)
+    found = logits.new_zeros(3, count, dtype=torch.int64)
     at, number = found.data_ptr(), found.view(torch.float64) if logits.dtype == torch.float64 else found.view(torch.float32)
     arguments = np.array((0, logits.data_ptr(), count, width, at, at + 8 * count, at + 16 * count), np.int64)
     kernel = compiled_function(_pick, logits.dtype, 1)

@@ -89,7 +89,10 @@ def products(zero, x, rows, weight, first, last, out, column):
 
 @njit(**INLINE)
 def products_in_tiles(zero, x, rows, weight, first, last, out, column, ahead):
-    """As ``products``, in tiles of 3 rows x 4 outputs, the last ones smaller. Rows ``ahead`` of the matrix are asked for (0: none)."""
+    """As ``products``, in tiles of 3 rows x 4 outputs, the last ones smaller.
+
+    The rows of the matrix that are asked for are ``ahead`` of those that are read (0: the same).
+    """
     three, two, one, single = no_sums(zero, 3, 4), no_sums(zero, 2, 4), no_sums(zero, 1, 4), no_sums(zero, 1, 1)
     fours = last - (last - first) % 4
     for start in range(0, rows, ROWS_NEARBY):
@@ -113,8 +116,7 @@ def products_in_tiles(zero, x, rows, weight, first, last, out, column, ahead):
 def _tile(sums, x, r, weight, o, out, column, ahead):
     """out[r + i, column + j] = x[r + i] . weight[o + j], for as many rows and outputs as the tile ``sums`` has.
 
-    One thread, 480 rows x 384 inputs: 78 to 80 GFLOP/s, where BLAS reaches 79 to 88. Of the four rows of the matrix that are ``ahead``,
-    every tile asks for two, in the order in which they lie in memory.
+    Of the four rows of the matrix that are ``ahead``, every tile asks for two, in the order in which they lie in memory.
     """
     inputs = weight.shape[1]
     half = r // 3 % 2 * 2 * inputs

@@ -2,7 +2,8 @@
 
 What makes a product of matrices fast is that the processor never waits for a number: every number that is loaded must be
 used several times before it is let go. A tile of 3 x 4 sums does that: three numbers on one side and four on the other are
-seven loads for twelve products. Twelve sums, three numbers that are held and one that passes by fill the 16 vector registers
+seven loads for twelve products. (With few rows it is memory that is waited for; then sums are many only so that none waits for
+the one before.) Twelve sums, three numbers that are held and one that passes by fill the 16 vector registers
 of AVX2. The order of the loads counts: with four held and three that pass by, the compiler spills, and the speed is half.
 
 A tile is one value to Numba, rows x columns of vectors, and its size belongs to its type: one function serves tiles of

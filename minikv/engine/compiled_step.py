@@ -16,6 +16,9 @@ The model does not know; ``transformer.py`` stays the definition, and the tests 
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,6 +30,8 @@ from minikv.compiled.product import ALONE_NUMBERS
 from minikv.model.transformer import Transformer
 
 KERNELS_A_LAYER = 5
+# What says of a weight that it is the one whose address was taken.
+_QUESTIONS: tuple[Callable[[Tensor], object], ...] = (Tensor.data_ptr, Tensor.size, Tensor.is_contiguous, operator.attrgetter("dtype"))
 
 
 class CompiledStep:
@@ -74,7 +79,7 @@ class CompiledStep:
         self.attentions[:, : cpu.Q], self.attentions[:, cpu.STEP] = 0, attention
         if (tokens, rows, len(tiles)) != self.counted:
             self._count_tickets(tokens, rows, len(tiles))
-        logits = torch.empty(rows, shape.vocab, dtype=self.model.dtype)
+        logits = self.x.new_empty(rows, shape.vocab)
         head = self.products[-1]
         head[fused.ROWS], head[fused.PICKED], head[fused.OUT] = rows, step.address("logit_rows"), logits.data_ptr()
         alone = tokens * self.most_numbers < ALONE_NUMBERS and cpu.is_small(kv.pool, tiles)
@@ -107,13 +112,15 @@ class CompiledStep:
             if layer.qk_norm is not None:
                 weights.append(layer.qk_norm)
         # Asked for without a line of Python a weight: this is done at every step.
-        seen = [model.shape, *map(Tensor.data_ptr, weights), *map(Tensor.size, weights)]
-        if seen != self.seen or not all(map(Tensor.is_contiguous, weights)):
+        seen: list[object] = [model.shape]
+        for ask in _QUESTIONS:
+            seen += map(ask, weights)
+        if seen != self.seen:
             self.usable, self.seen = False, []  # whoever is interrupted in the middle begins anew
             if all(w.is_contiguous() and w.is_cpu and w.dtype == model.dtype for w in weights) and self._sizes_fit():
                 self._write_down()
                 self.usable = True
-            self.weights, self.seen = weights, seen  # kept, so that no other tensor can come to lie there
+            self.weights, self.seen = weights, seen  # the weights, so that what replaces one cannot come to lie where it lay
         return self.usable
 
     def _sizes_fit(self) -> bool:

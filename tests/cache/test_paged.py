@@ -103,6 +103,15 @@ def test_a_step_over_tensors_in_place(seed: int) -> None:
         check(reserved, recount(pieces, 4, 8, 9, every_row=True))
 
 
+def test_tables_of_no_blocks_and_another_default_device() -> None:
+    kv = Paged(SHAPE, BLOCKS, 4)
+    assert kv.reserve(4, 0).block_tables.shape == (4, 0)
+    pieces = some_pieces(random.Random(3), 4, decode_only=True)
+    with torch.device("meta"):
+        step = kv.begin(pieces)
+    check(step, recount(pieces, 4, 0, max(blocks_for(piece.end, 4) for piece in pieces), every_row=False))
+
+
 def test_steps_do_not_share_memory_and_have_no_other_tensors() -> None:
     kv = Paged(SHAPE, BLOCKS, 4)
     first_pieces, second_pieces = (some_pieces(random.Random(seed), 4, decode_only=False) for seed in (1, 2))

@@ -265,8 +265,10 @@ def test_weights_that_lie_apart_or_have_other_sizes_are_left_to_torch():
     assert pair.compiled.can(pair.ours, step)
 
 
-@pytest.mark.parametrize("cut", [lambda w: w[:-1], lambda w: w.view(w.shape[1], w.shape[0]), lambda w: w.flatten()])
-@pytest.mark.parametrize("name", ["qkv", "gate_up", "down"])
+@pytest.mark.parametrize(
+    "cut", [lambda w: w[:-1], lambda w: w.view(w.shape[1], w.shape[0]), lambda w: w.flatten(), lambda w: w.view(torch.int32), lambda w: w.T]
+)
+@pytest.mark.parametrize("name", ["qkv", "gate_up", "down", "out"])
 def test_a_part_or_another_view_of_the_same_memory_is_noticed(name, cut):
     pair = Pair(build("group 1"))
     step, layer = pair.ours.begin(pair.pieces([(0, [1], "last")])), pair.compiled.model.layers[0]
