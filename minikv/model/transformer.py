@@ -66,8 +66,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     medians of one run:
 
         rows             1     2     4     8    16    32    64
-        x @ weight.T   5.1   8.9  10.1  11.4  13.1  18.7  31.1
-        compiled       3.6   3.9   5.3   5.8   6.1   9.9  22.1
+        x @ weight.T   5.3   8.3  10.2   8.5   9.9  12.7  19.1
+        compiled       2.8   3.4   3.3   3.9   4.8   7.7  13.5
 
     More rows are left to torch: the gain shrinks, and its FLOP counter sees them.
     """
