@@ -103,6 +103,16 @@ def test_a_step_over_tensors_in_place(seed: int) -> None:
         check(reserved, recount(pieces, 4, 8, 9, every_row=True))
 
 
+@pytest.mark.parametrize("start", [3, 4])
+def test_a_table_one_token_too_short_is_refused(start: int) -> None:
+    kv, table = Paged(SHAPE, BLOCKS, 4), BlockTable(4)
+    table.blocks.append(7)
+    before = kv.begin([Piece("fits", [1], 3, table)])
+    with pytest.raises(ValueError, match=rf"'long': {5 - start} tokens up to 5 need 2 blocks, its table has 1"):
+        kv.begin([Piece("long", [1] * (5 - start), start, table)])
+    assert kv.step is before
+
+
 def test_tables_of_no_blocks_and_another_default_device() -> None:
     kv = Paged(SHAPE, BLOCKS, 4)
     assert kv.reserve(4, 0).block_tables.shape == (4, 0)

@@ -29,6 +29,7 @@ from minikv.cache.blocks import BlockTable, blocks_for
 from minikv.cache.paged import Paged
 from minikv.cache.step import Piece
 from minikv.compiled import threads
+from minikv.compiled.sequence import TICKETS
 from minikv.engine import compiled_step
 from minikv.engine.compiled_step import CompiledStep
 from minikv.model import transformer
@@ -286,6 +287,29 @@ def test_a_part_or_another_view_of_the_same_memory_is_noticed(name, cut):
     assert not pair.compiled.can(pair.ours, step)
     setattr(layer, name, whole)
     assert pair.compiled.can(pair.ours, step)
+
+
+def test_tickets_are_counted_anew_when_tokens_rows_or_tiles_change_alone():
+    """Too few, and a kernel begins before the one in front of it is done; too many, and it waits for ever."""
+    pair = Pair(build("group 1"))
+    shares = (
+        [(0, [1] * 40, "last"), (1, [1], "none")],  # 41 tokens, 1 row, 2 tiles
+        [(2, [1] * 60, "last")],  # more tokens
+        [(3, [1] * 60, "all")],  # more rows
+        [(4, [1] * 60, "none")],  # no rows
+        [(5, [1] * 20, "none"), (6, [1] * 20, "none"), (7, [1] * 20, "none")],  # more tiles
+    )
+    counted = []
+    for share in shares:
+        step, fresh = pair.ours.begin(pair.pieces(share)), CompiledStep(pair.model)
+        for compiled in (fresh, pair.compiled):
+            assert compiled.can(pair.ours, step)
+            with torch.inference_mode():
+                compiled(pair.ours, step)
+        assert (pair.compiled.kernels[:, TICKETS] == fresh.kernels[:, TICKETS]).all()
+        assert pair.compiled.arguments[0] == fresh.arguments[0]
+        counted.append(fresh.counted)
+    assert counted == [(41, 1, 2), (60, 1, 2), (60, 60, 2), (60, 0, 2), (60, 0, 3)]
 
 
 def test_a_refused_weight_stays_refused_until_it_changes():

@@ -214,6 +214,11 @@ def test_rows_that_lie_apart_or_in_another_order(name: str, contiguous: bool) ->
     case.check(name)
 
 
+@pytest.mark.parametrize("group", [cpu.ROWS_A_TILE + 1, 4 * cpu.ROWS_A_TILE])
+def test_a_group_of_more_heads_than_a_tile_has_rows(group: int) -> None:
+    Case([(30, 1), (3, 5)], heads=group, kv_heads=1, head_dim=8).check("cpu")
+
+
 @pytest.mark.parametrize("name", DIALECTS)
 def test_padding_writes_to_the_scratch_block_only(name: str) -> None:
     case = Case([(30, 1), (3, FEW + 4)], padding=5)
