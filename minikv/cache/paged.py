@@ -13,9 +13,10 @@ only replay a size that it has seen); the padding's K and V go to the scratch bl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,7 +55,7 @@ class StepTensors:
         if name not in self.__annotations__:
             raise AttributeError(f"a step has no {name!r}")
         start, end, dtype = self.layout.part(name)
-        part = self.buffer[start:end].view(torch.int64 if dtype is np.int64 else torch.int32)
+        part = self.buffer[start:end].view(dtype)
         cut = part.view(self.layout.sequences, self.width) if name == "block_tables" else part
         setattr(self, name, cut)
         return cut
@@ -69,23 +70,13 @@ class _Layout:
 
     def __init__(self, tokens: int, rows: int, sequences: int, width: int, chunks: int) -> None:
         self.tokens, self.rows, self.sequences, self.width = tokens, rows, sequences, width
-        self.ends = []
-        end = 0
-        for count in (8 * tokens, 8 * tokens, 8 * tokens, 8 * rows, 4 * (sequences + 1), 4 * sequences, 4 * sequences * width, 4 * chunks):
-            end += count
-            self.ends.append(end)
+        sizes = (8 * tokens, 8 * tokens, 8 * tokens, 8 * rows, 4 * (sequences + 1), 4 * sequences, 4 * sequences * width, 4 * chunks)
+        self.ends = tuple(accumulate(sizes))
 
-    def part(self, name: str) -> tuple[int, int, type]:
+    def part(self, name: str) -> tuple[int, int, torch.dtype]:
         """First byte, the one after the last, and the kind of number."""
         place = _PLACES[name]
-        return self.ends[place - 1] if place else 0, self.ends[place], np.int64 if place < 4 else np.int32
-
-    def arrays(self, buffer: np.ndarray) -> list[np.ndarray]:
-        """All parts of ``buffer``, in their order."""
-        parts = [buffer[start:end] for start, end in zip([0, *self.ends[:-1]], self.ends, strict=True)]
-        arrays = [part.view(np.int64) for part in parts[:4]] + [part.view(np.int32) for part in parts[4:]]
-        arrays[6] = arrays[6].reshape(self.sequences, self.width)
-        return arrays
+        return self.ends[place - 1] if place else 0, self.ends[place], torch.int64 if place < 4 else torch.int32
 
 
 _PLACES = {name: place for place, name in enumerate(StepTensors.__annotations__)}
@@ -147,19 +138,8 @@ class Paged:
             if tokens > padded or width > room or any(len(piece.tokens) != 1 or piece.logits != "last" for piece in pieces):
                 raise ValueError(f"{tokens} tokens with tables of {width} are no decode step of at most {padded} with tables of {room}")
             width = room
-        rows: list[int] = []
-        chunks: list[int] = []
-        for i, (piece, (first, count, _)) in enumerate(zip(pieces, spans, strict=True)):
-            if piece.logits == "last":
-                rows.append(first + count - 1)
-            elif piece.logits == "all":
-                rows.extend(range(first, first + count))
-            if count > 1:
-                chunks.append(i)
-        surplus = padded - tokens  # every surplus token is a sequence of its own, one token long, in the scratch block
-        layout = _Layout(padded, padded if into is not None else len(rows), len(pieces) + surplus, width, len(chunks))
-        packed = self._packed(layout)
-        self._fill(layout.arrays(packed.numpy()), pieces, spans, rows, chunks)
+        parts = self._written_down(pieces, spans, width, padded - tokens, every_row=into is not None)
+        packed = self._packed(parts)
         if into is not None:
             into.buffer.copy_(packed, non_blocking=True)
             self.step = into
@@ -167,6 +147,7 @@ class Paged:
         spans += [(token, 1, 1) for token in range(tokens, padded)]
         most_tokens, most_context = max(count for _, count, _ in spans), max(end for _, _, end in spans)
         buffer = packed if self.device.type == "cpu" else packed.to(self.device, non_blocking=True)
+        layout = _Layout(padded, len(parts[3]), len(spans), width, len(parts[7]))
         self.step = StepTensors(buffer, layout, spans, most_tokens, most_context)
         return self.step
 
@@ -184,39 +165,49 @@ class Paged:
             first += count
         return spans
 
-    def _fill(
-        self, arrays: list[np.ndarray], pieces: Sequence[Piece], spans: list[tuple[int, int, int]], rows: list[int], chunks: list[int]
-    ) -> None:
-        """Write down a step; what is behind its pieces is padding."""
-        token_ids, positions, slots, logit_rows, query_starts, context_lengths, tables, chunk_numbers = arrays
-        self._pad(arrays, len(pieces), spans[-1][0] + spans[-1][1])
-        size = self.block_size
+    def _written_down(
+        self, pieces: Sequence[Piece], spans: list[tuple[int, int, int]], width: int, surplus: int, every_row: bool
+    ) -> tuple[array[int], ...]:
+        """The numbers of a step's tensors, in their order: of its pieces, then of ``surplus`` tokens of padding.
+
+        Every surplus token is a sequence of its own, one token long, in the scratch block. With ``every_row`` it wants logits.
+        """
+        token_ids, positions, slots, rows = array("q"), array("q"), array("q"), array("q")
+        starts, contexts, tables, chunks = array("i", (0,)), array("i"), array("i"), array("i")
+        size, scratch = self.block_size, array("i", (self.scratch,))
         for i, (piece, (first, count, end)) in enumerate(zip(pieces, spans, strict=True)):
             assert piece.table is not None
-            blocks = piece.table.blocks
-            used = -(-end // size)
-            tables[i, :used] = np.frombuffer(blocks, np.int32, used)
-            if count == 1:  # decoding: the common case, without small array arithmetic
-                position = piece.start
-                token_ids[first], positions[first] = piece.tokens[0], position
-                slots[first] = blocks[position // size] * size + position % size
+            start, blocks = piece.start, piece.table.blocks[: -(-end // self.block_size)]
+            if count == 1:  # decoding, the common case
+                token_ids.append(piece.tokens[0])
+                positions.append(start)
+                slots.append(blocks[-1] * size + start % size)
             else:
-                last, place = first + count, np.arange(piece.start, end)
-                token_ids[first:last], positions[first:last] = piece.tokens, place
-                slots[first:last] = tables[i, place // size] * np.int64(size) + place % size
-            query_starts[i + 1], context_lengths[i] = first + count, end
-        logit_rows[: len(rows)] = rows
-        chunk_numbers[:] = chunks
-
-    def _pad(self, arrays: list[np.ndarray], sequences: int, tokens: int) -> None:
-        """From the given sequence and token on, every token is a sequence of its own, one token long, in the scratch block."""
-        token_ids, positions, slots, logit_rows, query_starts, context_lengths, tables, _ = arrays
-        query_starts[0], tables[:] = 0, self.scratch
-        if tokens < len(token_ids):
-            token_ids[tokens:], positions[tokens:], slots[tokens:] = 0, 0, self.scratch * self.block_size
-            query_starts[sequences + 1 :] = np.arange(tokens + 1, len(token_ids) + 1)
-            context_lengths[sequences:] = 1
-            logit_rows[:] = np.arange(len(logit_rows))
+                chunks.append(i)
+                token_ids.extend(piece.tokens)
+                positions.extend(range(start, end))
+                for begin in range(start - start % size, end, size):  # block by block
+                    shift = blocks[begin // size] * size - begin
+                    slots.extend(range(max(begin, start) + shift, min(begin + size, end) + shift))
+            if piece.logits == "last":
+                rows.append(first + count - 1)
+            elif piece.logits == "all":
+                rows.extend(range(first, first + count))
+            starts.append(first + count)
+            contexts.append(end)
+            tables += blocks
+            if len(blocks) < width:
+                tables += scratch * (width - len(blocks))
+        if surplus:
+            tokens = len(token_ids)
+            token_ids.extend([0] * surplus)
+            positions.extend([0] * surplus)
+            slots.extend([self.scratch * size] * surplus)
+            rows.extend(range(tokens, tokens + surplus) if every_row else ())
+            starts.extend(range(tokens + 1, tokens + surplus + 1))
+            contexts.extend([1] * surplus)
+            tables += scratch * (surplus * width)
+        return token_ids, positions, slots, rows, starts, contexts, tables, chunks
 
     def reserve(self, sequences: int, width: int) -> StepTensors:
         """Tensors for decode steps of up to ``sequences`` sequences with tables of up to ``width`` blocks.
@@ -225,18 +216,17 @@ class Paged:
         addresses at every replay. Every token wants logits. They begin as padding only. What the host knows about them
         holds for every step that fits; ``pieces``, which cannot, is empty.
         """
-        layout = _Layout(sequences, sequences, sequences, width, 0)
-        packed = self._packed(layout)
-        self._pad(layout.arrays(packed.numpy()), 0, 0)
-        return StepTensors(packed.to(self.device), layout, [], 1, width * self.block_size)
+        packed = self._packed(self._written_down((), [], width, sequences, every_row=True))
+        return StepTensors(packed.to(self.device), _Layout(sequences, sequences, sequences, width, 0), [], 1, width * self.block_size)
 
-    def _packed(self, layout: _Layout) -> Tensor:
-        """Room for a step on the host.
+    def _packed(self, parts: Iterable[array[int]]) -> Tensor:
+        """The parts behind each other, as bytes on the host.
 
         For a GPU in pinned memory, from which it fetches the step by itself while the host goes on. torch keeps a freed piece
         of such memory until the copies from it are done, so the next step gets another one.
         """
-        return torch.empty(layout.ends[-1], dtype=torch.uint8, device="cpu", pin_memory=self.device.type == "cuda")
+        packed = torch.frombuffer(bytearray().join(parts), dtype=torch.uint8)
+        return packed.pin_memory() if self.device.type == "cuda" else packed
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k, v in their slots, then attend; shapes as in ``model.transformer.KeyValueStore``."""

@@ -7,6 +7,7 @@ must fetch again. Here a layer is five kernels, each worked on by all threads:
     x  ->  norm, q k v product, bias, q/k norm, rotation, K and V into their slots  ->  attend  ->  out product, added to x
        ->  norm, gate and up product, SiLU  ->  down product, added to x
 
+In front of the first layer stands the embedding, and behind the last one norm and head, and the best token of each row of logits.
 Who works on what is a matter of tickets (see ``minikv.compiled.threads``), so one thread can do it as well as many, and
 ``minikv.compiled.sequence`` goes from kernel to kernel. What a kernel reads is written down once a model, as a row of
 whole numbers: sizes and addresses. A step fills in how many tokens there are and which blocks hold their past.
@@ -17,7 +18,8 @@ The model does not know; ``transformer.py`` stays the definition, and the tests 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -25,29 +27,35 @@ from torch import Tensor
 
 from minikv.cache.attention import cpu, cpu_project
 from minikv.cache.paged import Paged, StepTensors
-from minikv.compiled import fused, sequence, threads
+from minikv.compiled import fused, gather, pick, sequence, threads
 from minikv.compiled.product import ALONE_NUMBERS
+from minikv.model.sampling import Best
 from minikv.model.transformer import Transformer
 
 KERNELS_A_LAYER = 5
-# What says of a weight that it is the one whose address was taken.
-_QUESTIONS: tuple[Callable[[Tensor], object], ...] = (Tensor.data_ptr, Tensor.size, Tensor.is_contiguous, operator.attrgetter("dtype"))
+# The numbers that every step fills in anew, by their place in ``CompiledStep.__call__``; ATTENTION are those of ``cpu.STEP``.
+NOTHING, TOKENS, ROWS, TOKEN_IDS, POSITIONS, SLOTS, PICKED, BLOCK_SIZE, ATTENTION = range(9)
 
 
 class CompiledStep:
     """The compiled forward pass of ``model``, on a CPU in float32 or float64.
 
     The weights' addresses are taken once. Writing to a weight changes no address; a weight that was replaced by another
-    tensor, or lies otherwise in memory, is noticed at the next step, and the addresses are taken anew. One thread at a time
-    may use the object, always under ``torch.inference_mode``.
+    tensor, or whose data is, is noticed at the next step, and the addresses are taken anew. One thread at a time may use the
+    object. torch sees nothing of it: no gradients, no inference mode.
     """
+
+    logits: Tensor  # [rows, vocab]
+    best: Tensor  # [rows] int64
+    logprobs: Tensor  # [rows]
+    sums: Tensor  # [rows]
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
         self.weights: list[Tensor] = []
-        self.seen: list[object] = []
+        self.lie: list[object] = []  # where the weights lie, and how
         self.usable = False
-        self.room = 0  # tokens
+        self.room = self.row_room = 0  # tokens, rows of logits
 
     def can(self, kv: Paged, step: StepTensors) -> bool:
         """Whether the compiled pass computes this step; if not, call the model."""
@@ -64,30 +72,31 @@ class CompiledStep:
             and self._current()
         )
 
-    def __call__(self, kv: Paged, step: StepTensors) -> Tensor:
-        """K and V into the pool of ``kv``; logits [rows, vocab] of ``step.logit_rows``. ``can`` has said yes."""
-        tokens, rows, shape = step.num_tokens, step.num_rows, self.model.shape
-        if tokens > self.room:
-            self._make_room(tokens)
-        torch.index_select(self.model.embedding, 0, step.token_ids, out=self.x[:tokens])
-        tiles = cpu.tiles_of(step.pieces, shape.group)
-        attention = cpu.step_arguments(step, kv.pool, tiles)
-        self.products[:, :3] = self.projections[:, :3] = (0, 0, tokens)  # no tickets taken, none done
-        self.projections[:, cpu_project.POSITIONS :] = (
-            step.address("positions"), step.address("slots"), attention[0], attention[1], kv.block_size,
-        )  # fmt: skip
-        self.attentions[:, : cpu.Q], self.attentions[:, cpu.STEP] = 0, attention
+    def __call__(self, kv: Paged, step: StepTensors) -> tuple[Tensor, Best]:
+        """K and V into the pool of ``kv``; logits [rows, vocab] of ``step.logit_rows``, and the best of each. ``can`` has said yes.
+
+        Both are valid until the next call.
+        """
+        tokens, rows = step.num_tokens, step.num_rows
+        if tokens > self.room or rows > self.row_room:
+            self._make_room(max(tokens, self.room), max(rows, self.row_room))
+        tiles = cpu.tiles_of(step.pieces, self.model.shape.group)
         if (tokens, rows, len(tiles)) != self.counted:
-            self._count_tickets(tokens, rows, len(tiles))
-        logits = self.x.new_empty(rows, shape.vocab)
-        head = self.products[-1]
-        head[fused.ROWS], head[fused.PICKED], head[fused.OUT] = rows, step.address("logit_rows"), logits.data_ptr()
+            self._count(tokens, rows, len(tiles))
+        numbers = (
+            0, tokens, rows, *map(step.address, ("token_ids", "positions", "slots", "logit_rows")), kv.block_size,
+            *cpu.step_arguments(step, kv.pool, tiles),
+        )  # fmt: skip
+        self.numbers[self.places] = np.array(numbers, np.int64)[self.which]
         alone = tokens * self.most_numbers < ALONE_NUMBERS and cpu.is_small(kv.pool, tiles)
         threads.run(self.sequence, self.arguments_at, 1 if alone else torch.get_num_threads())
-        return logits
+        return self.results
 
-    def _count_tickets(self, tokens: int, rows: int, tiles: int) -> None:
-        """How many tickets each kernel has, and without rows nothing for the last one to do."""
+    def _count(self, tokens: int, rows: int, tiles: int) -> None:
+        """How many tickets each kernel has, without rows nothing for the last two to do, and what comes of it.
+
+        It stays as it is while the same sequences decode, and a view of a tensor costs more than one would think.
+        """
         shape = self.model.shape
         a_layer = (
             cpu_project.tickets(tokens, shape.heads + 2 * shape.kv_heads),
@@ -96,9 +105,11 @@ class CompiledStep:
             fused.tickets(tokens, shape.ffn),
             fused.tickets(tokens, shape.hidden),
         )
-        self.kernels[:-1, sequence.TICKETS].reshape(shape.layers, KERNELS_A_LAYER)[:] = a_layer
-        self.kernels[-1, sequence.TICKETS] = fused.tickets(rows, shape.vocab)
-        self.arguments[0] = len(self.kernels) if rows else len(self.kernels) - 1
+        self.kernels[0, sequence.TICKETS] = gather.tickets(tokens)
+        self.kernels[1:-2, sequence.TICKETS].reshape(shape.layers, KERNELS_A_LAYER)[:] = a_layer
+        self.kernels[-2:, sequence.TICKETS] = fused.tickets(rows, shape.vocab), rows
+        self.arguments[0] = len(self.kernels) if rows else len(self.kernels) - 2
+        self.results = self.logits[:rows], Best(self.best[:rows], self.logprobs[:rows], self.sums[:rows])
         self.counted = (tokens, rows, tiles)
 
     def _current(self) -> bool:
@@ -112,15 +123,15 @@ class CompiledStep:
             if layer.qk_norm is not None:
                 weights.append(layer.qk_norm)
         # Asked for without a line of Python a weight: this is done at every step.
-        seen: list[object] = [model.shape]
-        for ask in _QUESTIONS:
-            seen += map(ask, weights)
-        if seen != self.seen:
-            self.usable, self.seen = False, []  # whoever is interrupted in the middle begins anew
+        lie: list[object] = [model.shape, *map(Tensor.data_ptr, weights), *map(Tensor.stride, weights)]
+        same = len(weights) == len(self.weights) and all(map(operator.is_, weights, self.weights))
+        if not same or lie != self.lie:
+            self.usable, self.lie = False, []  # whoever is interrupted in the middle begins anew
             if all(w.is_contiguous() and w.is_cpu and w.dtype == model.dtype for w in weights) and self._sizes_fit():
                 self._write_down()
                 self.usable = True
-            self.weights, self.seen = weights, seen  # the weights, so that what replaces one cannot come to lie where it lay
+            # Their memory is kept, so that what replaces one, or its data, cannot come to lie where it lay.
+            self.weights, self.memory, self.lie = weights, [weight.detach() for weight in weights], lie
         return self.usable
 
     def _sizes_fit(self) -> bool:
@@ -148,11 +159,12 @@ class CompiledStep:
     def _write_down(self) -> None:
         """A row of arguments for every kernel of a step; where its results go is for ``_make_room`` to say."""
         model, shape = self.model, self.model.shape
-        self.room = 0
+        self.room = self.row_room = 0
         self.eps = torch.tensor([shape.norm_eps], dtype=model.dtype)
-        self.products = np.zeros((3 * shape.layers + 1, fused.FIELDS), np.int64)
-        self.projections = np.zeros((shape.layers, cpu_project.FIELDS), np.int64)
-        self.attentions = np.zeros((shape.layers, cpu.FIELDS), np.int64)
+        layers = shape.layers
+        forms = ((3 * layers + 1, fused.FIELDS), (layers, cpu_project.FIELDS), (layers, cpu.FIELDS), (1, gather.FIELDS), (1, pick.FIELDS))
+        self.numbers, (self.products, self.projections, self.attentions, self.gathers, self.picks) = _rows(forms, 0)
+        self._say_what_changes(*_rows(forms, -1))
         inner = shape.heads * shape.head_dim
         hidden_kernel, inner_kernel, ffn_kernel = (fused.fused_product(model.dtype, inputs) for inputs in (shape.hidden, inner, shape.ffn))
         projection_kernel = cpu_project.projection(model.dtype, shape.hidden, shape.head_dim)
@@ -167,15 +179,16 @@ class CompiledStep:
             row[fused.NORM], row[fused.EPS], row[fused.WEIGHT], row[fused.BIAS] = map(_address, (norm, self.eps, weight, bias))
             return row.ctypes.data, row.ctypes.data + 8 * fused.DONE, 0
 
-        kernels: list[tuple[int, ...]] = []  # rows of ``minikv.compiled.sequence``
+        self.gathers[0, [gather.TABLE, gather.TABLE_ROWS, gather.WIDTH]] = _address(model.embedding), shape.vocab, shape.hidden
+        embedding = self.gathers.ctypes.data
+        kernels = [(gather.kernel(model.dtype), embedding, embedding + 8 * gather.DONE, 0)]  # rows of ``minikv.compiled.sequence``
         for i, layer in enumerate(model.layers):
             out, gate_up, down = self.products[3 * i : 3 * i + 3]
             projection, attention = self.projections[i], self.attentions[i]
-            projection[fused.FIELDS :] = (
-                shape.heads, shape.kv_heads, shape.head_dim, _address(model.cos), _address(model.sin), _address(layer.qk_norm),
-                i, shape.layers, 0, 0, 0, 0, 0,
+            projection[fused.FIELDS : cpu_project.POSITIONS] = (
+                shape.heads, shape.kv_heads, shape.head_dim, _address(model.cos), _address(model.sin), _address(layer.qk_norm), i, layers,
             )  # fmt: skip
-            attention[: cpu.POOL] = (0, 0, 0, inner, 0, shape.heads, i)
+            attention[cpu.Q : cpu.POOL] = (0, inner, 0, shape.heads, i)
             kernels += [
                 (projection_kernel, *product(projection, layer.qkv, norm=layer.attention_norm, bias=layer.qkv_bias)),
                 (attention_kernel, attention.ctypes.data, attention.ctypes.data + 8 * cpu.DONE, 0),
@@ -184,28 +197,57 @@ class CompiledStep:
                 (ffn_kernel, *product(down, layer.down, adds=1)),
             ]
         kernels.append((hidden_kernel, *product(self.products[-1], model.head, norm=model.norm)))
+        self.picks[0, pick.WIDTH] = shape.vocab
+        picks = self.picks.ctypes.data
+        kernels.append((pick.kernel(model.dtype), picks, picks + 8 * pick.DONE, 0))
         self.kernels = np.array(kernels, np.int64)
         self.arguments = np.array((len(kernels), self.kernels.ctypes.data), np.int64)
         self.arguments_at = self.arguments.ctypes.data
-        self.counted = (0, 0, 0)
         self.sequence = sequence.sequence()
         self.most_numbers = max(weight.numel() for weight in (model.head, model.layers[0].qkv, model.layers[0].gate_up))
 
-    def _make_room(self, tokens: int) -> None:
-        """Where the kernels hand each other their results, for steps of up to ``tokens`` tokens."""
+    def _say_what_changes(self, which: np.ndarray, parts: list[np.ndarray]) -> None:
+        """At ``places`` of ``numbers`` every step writes those of its numbers that ``which`` says."""
+        products, projections, attentions, gathers, picks = parts
+        for rows in (products, projections):
+            rows[:, [fused.TICKET, fused.DONE, fused.ROWS]] = NOTHING, NOTHING, TOKENS
+        products[-1, [fused.ROWS, fused.PICKED]] = ROWS, PICKED
+        pool, blocks = ATTENTION, ATTENTION + cpu.BLOCKS - cpu.POOL
+        projections[:, cpu_project.POSITIONS :] = POSITIONS, SLOTS, pool, blocks, BLOCK_SIZE
+        attentions[:, [cpu.TICKET, cpu.DONE]] = NOTHING
+        attentions[:, cpu.STEP] = range(ATTENTION, ATTENTION + cpu.FIELDS - cpu.POOL)
+        gathers[:, [gather.TICKET, gather.DONE, gather.ROWS, gather.NUMBERS]] = NOTHING, NOTHING, TOKENS, TOKEN_IDS
+        picks[:, [pick.TICKET, pick.DONE, pick.ROWS]] = NOTHING, NOTHING, ROWS
+        self.places = np.flatnonzero(which >= 0)
+        self.which = which[self.places]
+
+    def _make_room(self, tokens: int, rows: int) -> None:
+        """Where the kernels leave their results, for steps of up to ``tokens`` tokens and ``rows`` rows of logits."""
         model, shape = self.model, self.model.shape
-        self.room = 0  # until all is done: the kernels' arguments point to what is let go here
+        self.room, self.row_room, self.counted = 0, 0, (0, 0, 0)  # until all is done: the kernels' arguments point to what is let go here
         inner = shape.heads * shape.head_dim
         sizes = (shape.hidden, inner, inner, shape.ffn)
         self.x, self.q, self.attended, self.gated = (torch.empty(tokens, size, dtype=model.dtype) for size in sizes)
-        x, q, attended, gated = map(_address, (self.x, self.q, self.attended, self.gated))
+        self.logits = torch.empty(rows, shape.vocab, dtype=model.dtype)
+        self.logprobs, self.sums = (torch.empty(rows, dtype=model.dtype) for _ in range(2))
+        self.best = torch.empty(rows, dtype=torch.int64)
+        x, q, attended, gated, logits = map(_address, (self.x, self.q, self.attended, self.gated, self.logits))
         self.projections[:, fused.X], self.projections[:, fused.OUT] = x, q
         self.attentions[:, cpu.Q], self.attentions[:, cpu.OUT] = q, attended
         self.products[0:-1:3, fused.X], self.products[0:-1:3, fused.OUT] = attended, x
         self.products[1:-1:3, fused.X], self.products[1:-1:3, fused.OUT] = x, gated
         self.products[2:-1:3, fused.X], self.products[2:-1:3, fused.OUT] = gated, x
-        self.products[-1, fused.X] = x
-        self.room = tokens
+        self.products[-1, fused.X], self.products[-1, fused.OUT] = x, logits
+        self.picks[0, [pick.LOGITS, pick.TOKENS, pick.LOGPROBS, pick.SUMS]] = logits, *map(_address, (self.best, self.logprobs, self.sums))
+        self.gathers[0, gather.OUT] = x
+        self.room, self.row_room = tokens, rows
+
+
+def _rows(forms: Sequence[tuple[int, int]], value: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """An array full of ``value``, and its parts, each of so many rows and columns."""
+    ends = list(accumulate(rows * columns for rows, columns in forms))
+    whole = np.full(ends[-1], value, np.int64)
+    return whole, [part.reshape(form) for part, form in zip(np.split(whole, ends[:-1]), forms, strict=True)]
 
 
 def _taught_otherwise(thing: object, original: type, names: tuple[str, ...]) -> bool:

@@ -7,12 +7,14 @@ same scheduler then simulate that machine.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minikv.engine.scheduler import Plan
+from minikv.model.sampling import Best, choose
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +71,6 @@ class TorchRunner:
 
     def __init__(self, model: Model, num_blocks: int, block_size: int, attention: str = "auto", graphs: bool | None = None) -> None:
         from minikv.cache.paged import Paged
-        from minikv.model.sampling import largest_and_logsumexp
 
         self.model = model
         self.kv = Paged(model.shape, num_blocks, block_size, model.dtype, model.device, attention)
@@ -77,12 +78,10 @@ class TorchRunner:
         self.vocab, self.max_context = model.shape.vocab, model.shape.max_context
         self.tokenizer, self.stop_tokens = model.tokenizer, model.stop_tokens
         self.compiled: CompiledStep | None = None
-        self.pick = largest_and_logsumexp
         if self.kv.attention.__module__ == "minikv.cache.attention.cpu":
-            from minikv.compiled import pick  # not above: on a GPU nothing is compiled by Numba
-            from minikv.engine.compiled_step import CompiledStep
+            from minikv.engine.compiled_step import CompiledStep  # not above: on a GPU nothing is compiled by Numba
 
-            self.compiled, self.pick = CompiledStep(model), pick.largest_and_logsumexp
+            self.compiled = CompiledStep(model)
         self.graphs: DecodeGraphs | None = None
         if graphs is None:
             graphs = self.kv.device.type == "cuda"
@@ -107,23 +106,34 @@ class TorchRunner:
 
     def execute(self, plan: Plan, now: float) -> StepResult:
         """Compute ``plan``. On a GPU the host waits once, for the drawn tokens; a step that draws none is still running."""
-        import torch
-
-        from minikv.model.sampling import choose
-
-        cuda = self.kv.device.type == "cuda"
-        with torch.inference_mode(), torch.cuda.device(self.kv.device) if cuda else nullcontext():  # where Triton launches
-            self.kv.copy_blocks(plan.copies)
+        if plan.copies:
+            with self._torch():
+                self.kv.copy_blocks(plan.copies)
             plan.copies.clear()  # done, whatever happens to the rest of the step
-            logits = self._logits(plan)  # [rows, vocab]
-            tokens, logprobs = choose(logits, plan.draws, self.pick) if plan.draws else ([], [])
+        logits, best = self._logits(plan)
+        tokens, logprobs = choose(logits, plan.draws, best) if plan.draws else ([], [])
         return StepResult(tokens, logprobs, self.now())
 
-    def _logits(self, plan: Plan) -> Tensor:
-        """One forward pass: K and V into the pool, logits [rows, vocab] for the pieces that want them."""
-        if self.graphs is not None and self.graphs.can(plan.pieces):
-            return self.graphs(plan.pieces)
-        step = self.kv.begin(plan.pieces)
-        if self.compiled is not None and self.compiled.can(self.kv, step):
-            return self.compiled(self.kv, step)
-        return self.model(step.token_ids, step.positions, self.kv, step.logit_rows)
+    def _logits(self, plan: Plan) -> tuple[Tensor, Best | None]:
+        """One forward pass: K and V into the pool, logits [rows, vocab] for the pieces that want them.
+
+        And the best of each row, where the pass has found it. Both are valid until the next step.
+        """
+        if self.compiled is not None:
+            step = self.kv.begin(plan.pieces)
+            if self.compiled.can(self.kv, step):
+                return self.compiled(self.kv, step)
+        with self._torch():
+            if self.graphs is not None and self.graphs.can(plan.pieces):
+                return self.graphs(plan.pieces), None
+            step = self.kv.begin(plan.pieces)
+            return self.model(step.token_ids, step.positions, self.kv, step.logit_rows), None
+
+    @contextmanager
+    def _torch(self) -> Iterator[None]:
+        """How torch computes: without gradients, and where the pool is, for there Triton launches."""
+        import torch
+
+        device = self.kv.device
+        with torch.inference_mode(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            yield

@@ -24,10 +24,10 @@ from minikv.cache.blocks import BlockTable, blocks_for
 from minikv.cache.paged import Paged
 from minikv.cache.step import Piece
 from minikv.compiled import threads
+from minikv.engine import runner as runner_module
 from minikv.engine.engine import Engine
 from minikv.engine.runner import TorchRunner
 from minikv.lab.kernel_clock import clocked
-from minikv.model import sampling as sampling_module
 from minikv.model import transformer as transformer_module
 from minikv.model.sampling import Sampling
 from minikv.shape.model_shape import ModelShape
@@ -76,7 +76,7 @@ class Clock:
             (engine.scheduler, "commit", self._around("plan", engine.scheduler.commit)),
             (kv, "begin", self._around("begin", kv.begin)),
             (Paged, "attend", self._around("attention", Paged.attend)),  # in the object, the compiled step would give way to it
-            (sampling_module, "choose", self._around("sampling", sampling_module.choose)),
+            (runner_module, "choose", self._around("sampling", runner_module.choose)),
             (transformer_module, "linear", linear),
             (threads, "run", clocked(threads.run, self._book_kernels)),
         )
@@ -96,10 +96,10 @@ class Clock:
         return timed
 
     def _book_kernels(self, seconds: list[float]) -> None:
-        """The kernels of the compiled step: five a layer, and the head's product if logits were wanted."""
+        """The kernels of the compiled step: embedding, five a layer, and if logits were wanted, the head's product and the best of each."""
         layers = len(self.runner.model.layers)
-        parts = [*LAYER_PARTS * layers, "head product"]
-        if len(seconds) in (len(parts) - 1, len(parts)):
+        parts = ["rest", *LAYER_PARTS * layers, "head product", "sampling"]
+        if len(seconds) in (len(parts) - 2, len(parts)):
             for part, taken in zip(parts, seconds, strict=False):
                 self.seconds[part] += taken
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minikv.errors import RequestError
 
@@ -100,36 +100,44 @@ class Draw:
     index: int
 
 
-def largest_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest logit, its place, and the logarithm of the exponentials' sum: logits [rows, vocab]; [rows], int64 [rows], [rows]."""
+class Best(NamedTuple):
+    """For each row of logits: the token with the largest (int64), its log-probability, the logarithm of the exponentials' sum."""
+
+    tokens: Tensor
+    logprobs: Tensor
+    sums: Tensor
+
+
+def best_of(logits: Tensor) -> Best:
+    """logits [rows, vocab]. Of equal largest ones, one counts; log-probabilities and sums are float32 at least."""
     import torch
 
     largest, tokens = logits.max(-1)
-    return largest, tokens, logits.to(torch.promote_types(logits.dtype, torch.float32)).logsumexp(-1)
+    sums = logits.to(torch.promote_types(logits.dtype, torch.float32)).logsumexp(-1)
+    return Best(tokens, largest - sums, sums)
 
 
-def choose(
-    logits: Tensor, draws: Sequence[Draw], pick: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] = largest_and_logsumexp
-) -> tuple[list[int], list[float]]:
+def choose(logits: Tensor, draws: Sequence[Draw], best: Best | None = None) -> tuple[list[int], list[float]]:
     """Token and log-probability for each draw. logits [rows, vocab]; several draws may share a row.
 
     The log-probability is that of the model itself (temperature 1, nothing cut off). All is decided on the logits' own
-    device, and comes back in one transfer: the only moment of a step at which the host waits for the device. ``pick`` is
-    ``largest_and_logsumexp`` or does the same faster.
+    device, and comes back in one transfer: the only moment of a step at which the host waits for the device. ``best`` is
+    ``best_of(logits)``, where whoever made the logits has found it on the way.
     """
-    import torch
-
+    tokens, logprobs, sums = best_of(logits) if best is None else best  # [rows] each
     rows = [draw.row for draw in draws]
-    picked = logits if rows == list(range(logits.shape[0])) else logits[_on_device(rows, logits, torch.int64)]
-    chosen, tokens, sums = pick(picked)  # [draws] each
+    if rows != list(range(len(tokens))):
+        where = _on_device(rows, logits)
+        logits, tokens, logprobs, sums = logits[where], tokens[where], logprobs[where], sums[where]  # [draws] each
     sampled = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if sampled:
-        where = _on_device(sampled, logits, torch.int64)
-        tokens[where] = _sample(picked[where], [draws[i] for i in sampled])
-        chosen = picked.gather(-1, tokens[:, None]).squeeze(-1)
-    logprobs = chosen - sums
+        where = _on_device(sampled, logits)
+        tokens = tokens.index_put((where,), _sample(logits[where], [draws[i] for i in sampled]))
+        logprobs = logits.gather(-1, tokens[:, None]).squeeze(-1) - sums
     if logits.is_cpu:
         return tokens.tolist(), logprobs.tolist()
+    import torch
+
     both = torch.stack((tokens.double(), logprobs.double())).tolist()  # float64 holds a token id exactly
     return [int(token) for token in both[0]], both[1]
 
@@ -143,7 +151,7 @@ def _sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """
     import torch
 
-    def column(values: Iterable[float], dtype: torch.dtype = torch.float64) -> Tensor:  # [draws, 1]
+    def column(values: Iterable[float], dtype: torch.dtype | None = torch.float64) -> Tensor:  # [draws, 1]
         return _on_device(list(values), logits, dtype)[:, None]
 
     hows, vocab = [draw.sampling for draw in draws], logits.shape[-1]
@@ -152,7 +160,7 @@ def _sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     top_k = [how.top_k if 0 < how.top_k < vocab else vocab for how in hows]
     if min(top_k) < vocab:
         most = max(k for k in top_k if k < vocab)
-        rank = column((min(k, most) - 1 for k in top_k), torch.int64)
+        rank = column((min(k, most) - 1 for k in top_k), None)
         least = scaled.topk(most).values.gather(-1, rank)
         cut = column(k < vocab for k in top_k).bool()
         scaled = scaled.masked_fill((scaled < least) & cut, -math.inf)
@@ -168,8 +176,8 @@ def _sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     return token[:, 0].clamp(max=vocab - 1)
 
 
-def _on_device(values: list[Any], like: Tensor, dtype: torch.dtype) -> Tensor:
-    """``values`` where ``like`` is. The host does not wait: a GPU fetches them from pinned memory when their turn comes."""
+def _on_device(values: list[Any], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """``values`` where ``like`` is, whole numbers as int64. The host does not wait: a GPU fetches them when their turn comes."""
     import torch
 
     cuda = like.device.type == "cuda"

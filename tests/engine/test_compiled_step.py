@@ -116,7 +116,10 @@ class Pair:
             want = self.model(step.token_ids, step.positions, self.theirs, step.logit_rows)
             before, step = bits(self.ours.pool), self.ours.begin(pieces)
             assert self.compiled.can(self.ours, step)
-            got = self.compiled(self.ours, step)
+            got, best = self.compiled(self.ours, step)
+        assert torch.equal(best.tokens, got.argmax(-1))
+        torch.testing.assert_close(best.sums, got.logsumexp(-1))
+        torch.testing.assert_close(best.logprobs, got.amax(-1) - got.logsumexp(-1))
         close = functools.partial(torch.testing.assert_close, rtol=0, atol=TOLERANCE[self.model.dtype])
         close(got, want)
         written = torch.zeros(self.ours.pool.shape[0], self.block_size, dtype=torch.bool)
@@ -132,7 +135,7 @@ class Pair:
             if rows:
                 close(got, torch.cat([row if kind == "all" else row[-1:] for row, kind in zip(rows, kinds, strict=True)]))
         self.ours.pool.copy_(self.theirs.pool)  # each step is compared alone: float32's errors do not add up
-        return got
+        return got.clone()  # the next step writes over it
 
 
 @DTYPES
