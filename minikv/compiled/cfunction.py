@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from numba import cfunc, types
+from numba.core.caching import FunctionCache
 
 from minikv.compiled.simd import Vector
 
@@ -49,9 +50,7 @@ def compiled_function(function: Callable[..., Any], dtype: torch.dtype, lanes: i
 
     Compiled in a few seconds the first time and kept on disk, where that is possible.
     """
-    # Numba looks only at the file of ``function`` to see whether what it kept is out of date, and not at the files that
-    # it uses; so the name under which it keeps it says what is in all of them.
-    function.__qualname__ = f"{function.__name__}_{SOURCES}"
+    function.__qualname__ = _kept_as(function)
     number = {torch.float32: types.float32, torch.float64: types.float64}[dtype]
     signature = types.void(types.CPointer(Vector(number, lanes)))
     options: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy"}
@@ -61,3 +60,22 @@ def compiled_function(function: Callable[..., Any], dtype: torch.dtype, lanes: i
         compiled = cfunc(signature, **options)(function)
     _keep.append(compiled)
     return int(compiled.address or 0)
+
+
+def is_kept(function: Callable[..., Any]) -> bool:
+    """Whether ``function`` was compiled before, for some dtype at least; True also where nothing can be kept."""
+    function.__qualname__ = _kept_as(function)
+    try:
+        folder = Path(FunctionCache(function).cache_path)
+    except (RuntimeError, OSError):
+        return True
+    return any(folder.glob(f"*.{function.__qualname__}-*.nbi"))
+
+
+def _kept_as(function: Callable[..., Any]) -> str:
+    """The name under which Numba keeps what it compiled.
+
+    It looks only at the file of ``function`` to see whether that is out of date, and not at the files that it uses; so the name
+    says what is in all of them.
+    """
+    return f"{function.__name__}_{SOURCES}"

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from minikv.cache.attention import cpu, cpu_project
 from minikv.cache.paged import Paged, StepTensors
-from minikv.compiled import fused, gather, pick, sequence, threads
+from minikv.compiled import beside, fused, gather, pick, sequence, threads
 from minikv.compiled.product import ALONE_NUMBERS
 from minikv.model.sampling import Best
 from minikv.model.transformer import Transformer
@@ -166,8 +166,11 @@ class CompiledStep:
         self.numbers, (self.products, self.projections, self.attentions, self.gathers, self.picks) = _rows(forms, 0)
         self._say_what_changes(*_rows(forms, -1))
         inner = shape.heads * shape.head_dim
-        hidden_kernel, inner_kernel, ffn_kernel = (fused.fused_product(model.dtype, inputs) for inputs in (shape.hidden, inner, shape.ffn))
-        projection_kernel = cpu_project.projection(model.dtype, shape.hidden, shape.head_dim)
+        with beside.compiling(cpu.kernel, model.dtype, shape.head_dim, kept=cpu.kernel_is_kept()):
+            hidden_kernel, inner_kernel, ffn_kernel = (fused.fused_product(model.dtype, n) for n in (shape.hidden, inner, shape.ffn))
+            projection_kernel = cpu_project.projection(model.dtype, shape.hidden, shape.head_dim)
+            gather_kernel, pick_kernel = gather.kernel(model.dtype), pick.kernel(model.dtype)
+            self.sequence = sequence.sequence()
         attention_kernel = cpu.kernel(model.dtype, shape.head_dim)
 
         def product(
@@ -181,7 +184,7 @@ class CompiledStep:
 
         self.gathers[0, [gather.TABLE, gather.TABLE_ROWS, gather.WIDTH]] = _address(model.embedding), shape.vocab, shape.hidden
         embedding = self.gathers.ctypes.data
-        kernels = [(gather.kernel(model.dtype), embedding, embedding + 8 * gather.DONE, 0)]  # rows of ``minikv.compiled.sequence``
+        kernels = [(gather_kernel, embedding, embedding + 8 * gather.DONE, 0)]  # rows of ``minikv.compiled.sequence``
         for i, layer in enumerate(model.layers):
             out, gate_up, down = self.products[3 * i : 3 * i + 3]
             projection, attention = self.projections[i], self.attentions[i]
@@ -199,11 +202,10 @@ class CompiledStep:
         kernels.append((hidden_kernel, *product(self.products[-1], model.head, norm=model.norm)))
         self.picks[0, pick.WIDTH] = shape.vocab
         picks = self.picks.ctypes.data
-        kernels.append((pick.kernel(model.dtype), picks, picks + 8 * pick.DONE, 0))
+        kernels.append((pick_kernel, picks, picks + 8 * pick.DONE, 0))
         self.kernels = np.array(kernels, np.int64)
         self.arguments = np.array((len(kernels), self.kernels.ctypes.data), np.int64)
         self.arguments_at = self.arguments.ctypes.data
-        self.sequence = sequence.sequence()
         self.most_numbers = max(weight.numel() for weight in (model.head, model.layers[0].qkv, model.layers[0].gate_up))
 
     def _say_what_changes(self, which: np.ndarray, parts: list[np.ndarray]) -> None:

@@ -30,7 +30,7 @@ from torch import Tensor
 from minikv.cache.attention.cpu_many import LOWEST, VECTORS, scores_of_many, weigh_many
 from minikv.cache.attention.cpu_values import add_values, ask_for
 from minikv.compiled import threads
-from minikv.compiled.cfunction import REORDER, compiled_function, lanes
+from minikv.compiled.cfunction import REORDER, compiled_function, is_kept, lanes
 from minikv.compiled.exponential import exp2
 from minikv.compiled.product import CALLED, INLINE, products_in_tiles
 from minikv.compiled.simd import (
@@ -74,6 +74,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, layer: int, step: Step
 def kernel(dtype: torch.dtype, head_dim: int) -> int:
     """Address of the compiled loop."""
     return compiled_function(_work, dtype, lanes(dtype, head_dim))
+
+
+def kernel_is_kept() -> bool:
+    """Whether the loop was compiled before."""
+    return is_kept(_work)
 
 
 def tiles_of(pieces: list[tuple[int, int, int]], group: int) -> np.ndarray:
