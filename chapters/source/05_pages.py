@@ -671,6 +671,7 @@ show_source(reference.attend)
 
 # %% id="engine-cpu"
 show_source(cpu._attend)
+show_source(cpu.scores_of_few)
 
 # %% [markdown]
 # What you know, under other names:
@@ -678,16 +679,16 @@ show_source(cpu._attend)
 # | in `walk` | in `_attend` | why |
 # |---|---|---|
 # | `rows`, heads of a group together | row `r` is token `r // group`, head `r % group` | one visit to a key serves the whole group |
-# | `for keys, values in pieces` | `for position in range(start, end, block_size)`, `table[position // block_size]` | the table, block by block |
+# | `for keys, values in pieces` | in `scores_of_few`: `for position in range(start, end, block_size)`, `table[position // block_size]` | the table, block by block |
 # | `largest`, `total` | `state[0]`, `state[1]` | the running maximum and sum, one for each row |
 # | `out * shrink + weights @ values` | `_weigh` shrinks `sums[r]`, `add_values` adds to it | the running output |
 # | `-torch.inf` | `LOWEST`, finite | minus infinity minus itself would be nan |
-# | mask | `before + r // group + 1`, and `tokens = min(block_size, ...)` | the future has weight 0, and empty slots are never read |
+# | mask | `before + r // group + 1`, and `tokens = min(block_size, ...)` in `scores_of_few` | the future has weight 0, and empty slots are never read |
 #
 # What is new is for speed alone. Scores are made for a *tile* of 128 positions before the maximum
 # is taken, so that sums shrink less often. Weights are powers of 2 instead of $e$, the factor
-# $1/\ln 2$ having gone into the query: cheaper to compute, the same result. The next block is asked
-# for while this one is worked on (`ask_for`). And the loop around it (`_work`) gives each thread one
+# $1/\ln 2$ having gone into the query: cheaper to compute, the same result. The next block, `ahead`,
+# is asked for while this one is worked on. And the loop around it (`_work`) gives each thread one
 # tile of queries and one KV head at a time, until none is left.
 #
 # A piece of a prompt goes the same way, up to 48 rows at once. With so many rows each key, once

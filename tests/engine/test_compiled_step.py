@@ -13,6 +13,7 @@ The pool is filled with nan beforehand and the blocks of a table lie all over it
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 import subprocess
@@ -435,6 +436,28 @@ def test_a_model_with_a_call_of_its_own_is_called():
     mute = Mute(shape, random_weights(shape), torch.float64)
     out = minikv.Engine(mute, num_blocks=16, block_size=4).generate([[1, 2]], minikv.Sampling(max_new_tokens=4, ignore_eos=True))[0]
     assert out.tokens == [7] * 4
+
+
+@pytest.mark.parametrize("attention", ["cpu", "reference"])
+def test_torch_modes_around_the_engine_may_change_between_steps(attention):
+    """Tensors that were made under inference mode may not be written to outside of it."""
+    model = build("group 2, q/k norm")
+    sampling = minikv.Sampling(max_new_tokens=6, ignore_eos=True, temperature=1.0, seed=3, n=2)
+    model.head.requires_grad_()
+    texts = []
+    for inside in ([], [0, 2, 4], [1, 3, 5], range(6)):
+        with torch.inference_mode(0 in inside):
+            engine = minikv.Engine(model, num_blocks=64, block_size=4, attention=attention)
+        engine.add("one", [1, 2, 3], sampling)
+        engine.add("two", [4, 5], dataclasses.replace(sampling, temperature=0.0, n=1))
+        outputs = {}
+        for step in range(7):
+            with torch.inference_mode(step in inside):
+                outputs |= {(output.request_id, output.sample): output for output in engine.step()}
+        assert not engine.has_work
+        texts.append({key: output.tokens for key, output in outputs.items()})
+    assert len(texts[0]) == 3
+    assert all(text == texts[0] for text in texts)
 
 
 # ---------------------------------------------------------------- threads

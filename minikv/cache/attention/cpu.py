@@ -27,12 +27,13 @@ import torch
 from numba import carray, njit, types
 from torch import Tensor
 
+from minikv.cache.attention.cpu_few import scores_of_few
 from minikv.cache.attention.cpu_many import LOWEST, VECTORS, scores_of_many, weigh_many
-from minikv.cache.attention.cpu_values import add_values, ask_for
+from minikv.cache.attention.cpu_values import add_values
 from minikv.compiled import threads
 from minikv.compiled.cfunction import REORDER, compiled_function, is_kept, lanes
 from minikv.compiled.exponential import exp2
-from minikv.compiled.product import CALLED, INLINE, products_in_tiles
+from minikv.compiled.product import CALLED, INLINE
 from minikv.compiled.simd import (
     address_of,
     lanes_of,
@@ -256,7 +257,7 @@ def _attend(zero, arguments, q, h, group, keys, values, table, context, queries,
     are room for ``wide`` rows, and for ``tile`` tokens; with few rows a row's numbers lie behind each other, with many a
     token's do. sums [row, head_dim]; state[:, row]: the largest score so far, the sum of the weights under it.
     """
-    block_size, head_dim = keys.shape[1], keys.shape[2]
+    head_dim = keys.shape[2]
     rows, before = len(q) * group, context - len(q)
     many = rows >= MANY_ROWS
     row_queries = carray(pointer_to(start_of(queries), arguments), (rows, head_dim))
@@ -270,10 +271,7 @@ def _attend(zero, arguments, q, h, group, keys, values, table, context, queries,
             scores_of_many(zero, lane_queries, keys, table, start, end, lane_scores)
             weigh_many(zero, lane_scores[: end - start], start - before, group, sums[:rows], state[0], state[1], state[2])
         else:
-            for position in range(start, end, block_size):
-                block, tokens, at = keys[table[position // block_size]], min(block_size, end - position), position - start
-                ask_for(keys[table[min(position + block_size, context - 1) // block_size]])
-                products_in_tiles(zero, row_queries, rows, block, 0, tokens, row_scores, at, 0)
+            scores_of_few(zero, row_queries, rows, keys, table, start, end, context - 1, row_scores)
             for r in range(rows):
                 _weigh(row_scores[r], min(end, before + r // group + 1) - start, end - start, sums[r], state[:, r])
         add_values(zero, scores, 1 if many else tile, wide if many else 1, values, table, start, end, sums, rows)

@@ -36,20 +36,13 @@ def add_values(zero, weights, across, along, values, table, start, end, sums, ro
 @njit(**FORCED)
 def _add_values(like, weights, across, along, values, table, start, end, sums, r, d):
     """For as many rows and places of head_dim as a tile like ``like`` has."""
-    block_size = values.shape[1]
+    block_size, n = values.shape[1], lanes_of(like)
     tile = tile_at(like, sums, r, d)
     for position in range(start, end, block_size):
         block = values[table[position // block_size]]
-        if r == 0 and d == 0:
-            ask_for(values[table[min(position + block_size, end - 1) // block_size]])
+        ahead = values[table[min(position + block_size, end - 1) // block_size]]
         for t in range(min(block_size, end - position)):
+            prefetch_at(ahead, t, d)
+            prefetch_at(ahead, t, d + 2 * n)
             tile = add_numbers_by_row(tile, weights, (position - start + t) * along + r * across, across, block, t, d)
     store_tile(sums, r, d, tile)
-
-
-@njit(**INLINE)
-def ask_for(piece):
-    """Ask for a block's piece before it is needed: the next one lies elsewhere, so the processor cannot guess it."""
-    for slot in range(piece.shape[0]):
-        for d in range(0, piece.shape[1], 64 // piece.itemsize):  # 64 bytes: a cache line
-            prefetch_at(piece, slot, d)
