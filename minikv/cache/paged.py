@@ -184,7 +184,7 @@ class Paged:
                 slots.append(blocks[-1] * size + start % size)
             else:
                 chunks.append(i)
-                token_ids.extend(piece.tokens)
+                token_ids.extend(iter(piece.tokens))  # of an array, too, of whatever kind of number
                 positions.extend(range(start, end))
                 for begin in range(start - start % size, end, size):  # block by block
                     shift = blocks[begin // size] * size - begin

@@ -3,7 +3,7 @@
 Numba compiles one function at a time, and the kernels of a step take 16 s together, half of it for attention's. What is
 compiled is kept on disk, so another process can do that half; the first token on a machine that has never run minikv then comes
 after 13 to 17 s instead of 17 to 20 (three fresh starts each, in turn, two cores). Should it fail, for whatever reason, the kernel is
-compiled here, as if nothing had been tried.
+compiled here, as if nothing had been tried; one that does not end is waited for, but not for ever.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ def compiling(kernel: Callable[[torch.dtype, int], int], dtype: torch.dtype, inp
     if kept or not sys.executable or hasattr(sys, "frozen") or torch.get_num_threads() == 1:  # frozen: no Python that takes a program
         yield
         return
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    nothing = subprocess.DEVNULL
+    path = os.pathsep.join(entry for entry in sys.path if isinstance(entry, str))  # Python passes over others, too
+    environment, nothing = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, subprocess.DEVNULL
+    command = [sys.executable, "-P", "-c", PROGRAM, *arguments]  # -P: what lies in the current folder is not imported
     try:
-        child = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *arguments], env=environment, stdin=nothing, stdout=nothing, stderr=nothing
-        )
-    except OSError:  # no process may be started here
+        child = subprocess.Popen(command, env=environment, stdin=nothing, stdout=nothing, stderr=nothing)
+    except (OSError, ValueError):  # no process may be started here, or not with such a path
         yield
         return
     try:

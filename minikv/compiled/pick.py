@@ -28,8 +28,8 @@ TICKET, DONE, ROWS, LOGITS, WIDTH, TOKENS, LOGPROBS, SUMS, FIELDS = range(9)
 def kernel(dtype: torch.dtype) -> int:
     """Address of the C function; its arguments are FIELDS whole numbers, as above.
 
-    Of equal largest numbers the first counts. As torch does it, but that a row with a nan, an infinity, or nothing but -inf
-    has a nan for a sum, and its place is that of the largest other number, or 0.
+    Of equal largest numbers the first counts. As torch does it, but that a row with +inf, or with nothing but -inf, has a nan
+    for a sum, as one with a nan does, and that the place of a row with a nan is some place of the row.
     """
     return compiled_function(_pick, dtype, 1)
 

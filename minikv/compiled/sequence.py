@@ -6,7 +6,7 @@ milliseconds at each barrier. Here nobody waits for threads, only for work: a ke
 whoever finds no ticket left waits until all that were taken are done. A thread that comes late finds everything done
 and walks through; one that never comes is not missed.
 
-A step of 41 kernels, two threads, while another program keeps one of two cores busy: 264 ms when each kernel is a call of
+A step that had 41 kernels, two threads, while another program keeps one of two cores busy: 264 ms when each kernel is a call of
 its own, 12 to 24 ms so (the team is still gathered and dismissed once). On a quiet machine a call costs 3 to 6 us.
 """
 

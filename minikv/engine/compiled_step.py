@@ -18,7 +18,7 @@ The model does not know; ``transformer.py`` stays the definition, and the tests 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -33,6 +33,8 @@ from minikv.model.sampling import Best
 from minikv.model.transformer import Transformer
 
 KERNELS_A_LAYER = 5
+# What says of a weight that it lies where it lay and is what it was: no matter in which tensor, then the same numbers are read.
+_QUESTIONS: tuple[Callable[[Tensor], object], ...] = (Tensor.data_ptr, Tensor.size, Tensor.is_contiguous, operator.attrgetter("dtype"))
 # The numbers that every step fills in anew, by their place in ``CompiledStep.__call__``; ATTENTION are those of ``cpu.STEP``.
 NOTHING, TOKENS, ROWS, TOKEN_IDS, POSITIONS, SLOTS, PICKED, BLOCK_SIZE, ATTENTION = range(9)
 
@@ -41,8 +43,8 @@ class CompiledStep:
     """The compiled forward pass of ``model``, on a CPU in float32 or float64.
 
     The weights' addresses are taken once. Writing to a weight changes no address; a weight that was replaced by another
-    tensor, or whose data is, is noticed at the next step, and the addresses are taken anew. One thread at a time may use the
-    object. torch sees nothing of it: no gradients, no inference mode.
+    tensor, or lies otherwise in memory, is noticed at the next step, and the addresses are taken anew. One thread at a time
+    may use the object. torch sees nothing of it: no gradients, no inference mode.
     """
 
     logits: Tensor  # [rows, vocab]
@@ -52,8 +54,7 @@ class CompiledStep:
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
-        self.weights: list[Tensor] = []
-        self.lie: list[object] = []  # where the weights lie, and how
+        self.seen: list[object] = []
         self.usable = False
         self.room = self.row_room = 0  # tokens, rows of logits
 
@@ -75,7 +76,7 @@ class CompiledStep:
     def __call__(self, kv: Paged, step: StepTensors) -> tuple[Tensor, Best]:
         """K and V into the pool of ``kv``; logits [rows, vocab] of ``step.logit_rows``, and the best of each. ``can`` has said yes.
 
-        Both are valid until the next call.
+        Both are valid until the next call. A token that the vocabulary does not have (the engine lets none in) gives nan.
         """
         tokens, rows = step.num_tokens, step.num_rows
         if tokens > self.room or rows > self.row_room:
@@ -97,6 +98,7 @@ class CompiledStep:
 
         It stays as it is while the same sequences decode, and a view of a tensor costs more than one would think.
         """
+        self.counted = (0, 0, 0)  # whoever is interrupted in the middle counts again
         shape = self.model.shape
         a_layer = (
             cpu_project.tickets(tokens, shape.heads + 2 * shape.kv_heads),
@@ -123,15 +125,15 @@ class CompiledStep:
             if layer.qk_norm is not None:
                 weights.append(layer.qk_norm)
         # Asked for without a line of Python a weight: this is done at every step.
-        lie: list[object] = [model.shape, *map(Tensor.data_ptr, weights), *map(Tensor.stride, weights)]
-        same = len(weights) == len(self.weights) and all(map(operator.is_, weights, self.weights))
-        if not same or lie != self.lie:
-            self.usable, self.lie = False, []  # whoever is interrupted in the middle begins anew
+        seen: list[object] = [model.shape]
+        for ask in _QUESTIONS:
+            seen += map(ask, weights)
+        if seen != self.seen:
+            self.usable, self.seen = False, []  # whoever is interrupted in the middle begins anew
             if all(w.is_contiguous() and w.is_cpu and w.dtype == model.dtype for w in weights) and self._sizes_fit():
                 self._write_down()
                 self.usable = True
-            # Their memory is kept, so that what replaces one, or its data, cannot come to lie where it lay.
-            self.weights, self.memory, self.lie = weights, [weight.detach() for weight in weights], lie
+            self.seen = seen
         return self.usable
 
     def _sizes_fit(self) -> bool:
@@ -160,7 +162,7 @@ class CompiledStep:
         """A row of arguments for every kernel of a step; where its results go is for ``_make_room`` to say."""
         model, shape = self.model, self.model.shape
         self.room = self.row_room = 0
-        self.eps = torch.tensor([shape.norm_eps], dtype=model.dtype)
+        self.eps = torch.tensor([shape.norm_eps], dtype=model.dtype, device="cpu")
         layers = shape.layers
         forms = ((3 * layers + 1, fused.FIELDS), (layers, cpu_project.FIELDS), (layers, cpu.FIELDS), (1, gather.FIELDS), (1, pick.FIELDS))
         self.numbers, (self.products, self.projections, self.attentions, self.gathers, self.picks) = _rows(forms, 0)
@@ -225,14 +227,13 @@ class CompiledStep:
 
     def _make_room(self, tokens: int, rows: int) -> None:
         """Where the kernels leave their results, for steps of up to ``tokens`` tokens and ``rows`` rows of logits."""
-        model, shape = self.model, self.model.shape
+        shape = self.model.shape
         self.room, self.row_room, self.counted = 0, 0, (0, 0, 0)  # until all is done: the kernels' arguments point to what is let go here
         inner = shape.heads * shape.head_dim
         sizes = (shape.hidden, inner, inner, shape.ffn)
-        self.x, self.q, self.attended, self.gated = (torch.empty(tokens, size, dtype=model.dtype) for size in sizes)
-        self.logits = torch.empty(rows, shape.vocab, dtype=model.dtype)
-        self.logprobs, self.sums = (torch.empty(rows, dtype=model.dtype) for _ in range(2))
-        self.best = torch.empty(rows, dtype=torch.int64)
+        self.x, self.q, self.attended, self.gated = (self._empty(tokens, size) for size in sizes)
+        self.logits, self.logprobs, self.sums = self._empty(rows, shape.vocab), self._empty(rows), self._empty(rows)
+        self.best = self._empty(rows, dtype=torch.int64)
         x, q, attended, gated, logits = map(_address, (self.x, self.q, self.attended, self.gated, self.logits))
         self.projections[:, fused.X], self.projections[:, fused.OUT] = x, q
         self.attentions[:, cpu.Q], self.attentions[:, cpu.OUT] = q, attended
@@ -243,6 +244,10 @@ class CompiledStep:
         self.picks[0, [pick.LOGITS, pick.TOKENS, pick.LOGPROBS, pick.SUMS]] = logits, *map(_address, (self.best, self.logprobs, self.sums))
         self.gathers[0, gather.OUT] = x
         self.room, self.row_room = tokens, rows
+
+    def _empty(self, *sizes: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Room on the CPU, whatever torch's default device is: the kernels write to its address."""
+        return torch.empty(sizes, dtype=self.model.dtype if dtype is None else dtype, device="cpu")
 
 
 def _rows(forms: Sequence[tuple[int, int]], value: int) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -19,6 +19,7 @@ from minikv.model.sampling import Best, choose
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from minikv.cache.paged import StepTensors
     from minikv.engine.compiled_step import CompiledStep
     from minikv.engine.graph import DecodeGraphs
     from minikv.model.weights import Model
@@ -123,11 +124,15 @@ class TorchRunner:
             step = self.kv.begin(plan.pieces)
             if self.compiled.can(self.kv, step):
                 return self.compiled(self.kv, step)
+            with self._torch():
+                return self._call_model(step), None
         with self._torch():
             if self.graphs is not None and self.graphs.can(plan.pieces):
                 return self.graphs(plan.pieces), None
-            step = self.kv.begin(plan.pieces)
-            return self.model(step.token_ids, step.positions, self.kv, step.logit_rows), None
+            return self._call_model(self.kv.begin(plan.pieces)), None
+
+    def _call_model(self, step: StepTensors) -> Tensor:
+        return self.model(step.token_ids, step.positions, self.kv, step.logit_rows)
 
     @contextmanager
     def _torch(self) -> Iterator[None]:

@@ -59,7 +59,7 @@ class Clock:
         with self._inside():
             start = perf_counter()
             self.engine.step()
-            self.seconds["rest"] = perf_counter() - start - sum(self.seconds.values())
+            self.seconds["rest"] += perf_counter() - start - sum(self.seconds.values())
         return self.seconds
 
     @contextmanager

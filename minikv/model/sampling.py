@@ -122,7 +122,7 @@ def choose(logits: Tensor, draws: Sequence[Draw], best: Best | None = None) -> t
 
     The log-probability is that of the model itself (temperature 1, nothing cut off). All is decided on the logits' own
     device, and comes back in one transfer: the only moment of a step at which the host waits for the device. ``best`` is
-    ``best_of(logits)``, where whoever made the logits has found it on the way.
+    what ``best_of(logits)`` gives but for rounding, where whoever made the logits has found it on the way.
     """
     tokens, logprobs, sums = best_of(logits) if best is None else best  # [rows] each
     rows = [draw.row for draw in draws]
@@ -132,8 +132,10 @@ def choose(logits: Tensor, draws: Sequence[Draw], best: Best | None = None) -> t
     sampled = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if sampled:
         where = _on_device(sampled, logits)
-        tokens = tokens.index_put((where,), _sample(logits[where], [draws[i] for i in sampled]))
-        logprobs = logits.gather(-1, tokens[:, None]).squeeze(-1) - sums
+        theirs = logits[where]
+        drawn = _sample(theirs, [draws[i] for i in sampled])
+        tokens = tokens.index_put((where,), drawn)
+        logprobs = logprobs.index_put((where,), theirs.gather(-1, drawn[:, None]).squeeze(-1) - sums[where])
     if logits.is_cpu:
         return tokens.tolist(), logprobs.tolist()
     import torch
@@ -177,8 +179,8 @@ def _sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _on_device(values: list[Any], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """``values`` where ``like`` is, whole numbers as int64. The host does not wait: a GPU fetches them when their turn comes."""
+    """``values`` where ``like`` is, as int64 if nothing else is said. The host does not wait: a GPU fetches them when their turn comes."""
     import torch
 
     cuda = like.device.type == "cuda"
-    return torch.tensor(values, dtype=dtype, pin_memory=cuda).to(like.device, non_blocking=cuda)
+    return torch.tensor(values, dtype=dtype or torch.int64, pin_memory=cuda).to(like.device, non_blocking=cuda)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
@@ -111,6 +113,17 @@ def test_a_table_one_token_too_short_is_refused(start: int) -> None:
     with pytest.raises(ValueError, match=rf"'long': {5 - start} tokens up to 5 need 2 blocks, its table has 1"):
         kv.begin([Piece("long", [1] * (5 - start), start, table)])
     assert kv.step is before
+
+
+@pytest.mark.parametrize(
+    "kind", [list, tuple, np.array, lambda tokens: array("i", tokens), lambda tokens: array("l", tokens), torch.tensor]
+)
+@pytest.mark.parametrize("count", [1, 5])
+def test_tokens_of_every_kind(kind, count: int) -> None:  # type: ignore[no-untyped-def]
+    kv, table = Paged(SHAPE, BLOCKS, 4), BlockTable(4)
+    table.blocks.extend([3, 9])
+    step = kv.begin([Piece("a", kind([7, 8, 9, 10, 11][:count]), 0, table)])
+    assert step.token_ids.tolist() == [7, 8, 9, 10, 11][:count]
 
 
 def test_tables_of_no_blocks_and_another_default_device() -> None:

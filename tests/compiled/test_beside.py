@@ -70,6 +70,22 @@ def test_no_process_for_what_is_kept_or_on_one_thread_or_without_a_python(starte
     assert not started
 
 
+def test_a_path_with_anything_in_it(started, monkeypatch, tmp_path: Path):
+    """Nothing is imported from the folder in which somebody happens to be."""
+    (tmp_path / "torch.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*filter(None, sys.path), tmp_path, 3])
+    monkeypatch.setattr(beside, "PROGRAM", "import torch; torch.zeros(1)")
+    with beside.compiling(fused.fused_product, torch.float32, 8, kept=False):
+        pass
+    assert started[0].returncode == 0
+    assert not (tmp_path / "ran").exists()
+    monkeypatch.setattr(sys, "path", [*sys.path, "a\0b"])
+    with beside.compiling(fused.fused_product, torch.float32, 8, kept=False):
+        pass
+    assert len(started) == 1
+
+
 def test_where_no_process_may_start(monkeypatch):
     def refuse(*arguments, **options):
         raise PermissionError("no more processes")

@@ -293,6 +293,49 @@ def test_a_part_or_another_view_of_the_same_memory_is_noticed(name, cut):
     assert pair.compiled.can(pair.ours, step)
 
 
+@pytest.mark.parametrize("cut", [lambda w: w[:-1], lambda w: w.view(w.shape[1], w.shape[0]), lambda w: w.view(torch.int64)])
+def test_data_that_is_another_view_of_the_same_memory_is_noticed(cut):
+    pair = Pair(build("group 1"))
+    step, down = pair.ours.begin(pair.pieces([(0, [1], "last")])), pair.model.layers[0].down
+    assert pair.compiled.can(pair.ours, step)
+    whole = down.data
+    down.data = cut(whole)
+    assert down.data_ptr() == whole.data_ptr()
+    assert not pair.compiled.can(pair.ours, step)
+    down.data = whole
+    assert pair.compiled.can(pair.ours, step)
+
+
+def test_another_default_device_is_nothing_to_the_kernels():
+    """They write to addresses, and a tensor on another device has none here."""
+    model, sampling = build("group 2, q/k norm"), minikv.Sampling(max_new_tokens=3, ignore_eos=True)
+    want = [output.tokens for output in minikv.Engine(model, num_blocks=64).generate([[1, 2], [3]], sampling)]
+    engine = minikv.Engine(model, num_blocks=64)
+    with torch.device("meta"):
+        assert [output.tokens for output in engine.generate([[1, 2], [3]], sampling)] == want
+
+
+def test_a_token_that_is_not_in_the_vocabulary_is_nan_and_harms_nobody_else():
+    pair = Pair(build("group 1"))
+    step = pair.ours.begin(pair.pieces([(0, [33], "last"), (1, [2], "last")]))
+    assert pair.compiled.can(pair.ours, step)
+    logits, best = pair.compiled(pair.ours, step)
+    assert logits[0].isnan().all()
+    assert best.tokens[0] in range(33)
+    torch.testing.assert_close(logits[1], minikv.logits(pair.model, [2])[0], rtol=0, atol=1e-10)
+
+
+def test_a_step_is_written_down_once_whoever_computes_it(monkeypatch):
+    model, begun, begin = build("group 1"), [], Paged.begin
+    monkeypatch.setattr(Paged, "begin", lambda *arguments: (begun.append(True), begin(*arguments))[1])
+    for replace in (False, True):
+        if replace:  # left to torch
+            model.layers[0].down = model.layers[0].down.T.contiguous().T
+        begun.clear()
+        minikv.Engine(model, num_blocks=64).generate([[1, 2]], minikv.Sampling(max_new_tokens=5, ignore_eos=True))
+        assert len(begun) == 5
+
+
 def test_tickets_are_counted_anew_when_tokens_rows_or_tiles_change_alone():
     """Too few, and a kernel begins before the one in front of it is done; too many, and it waits for ever."""
     pair = Pair(build("group 1"))
@@ -419,6 +462,30 @@ def test_a_larger_step_that_is_interrupted_leaves_the_smaller_ones_right(monkeyp
         with pytest.raises(KeyboardInterrupt):
             pair.compiled(pair.ours, step)
     pair.run([(0, [3, 4], "all")])
+
+
+def test_a_count_of_tickets_that_is_interrupted_is_made_again(monkeypatch):
+    """Half of another step's tickets, and a kernel waits for ever for what nobody will do."""
+    pair = Pair(build("group 2, q/k norm"))
+    pair.run([(0, [1, 2], "last")])
+    right = pair.compiled.kernels[:, TICKETS].copy()
+    calls = []
+
+    def interrupt(rows, outputs):
+        calls.append(rows)
+        if len(calls) == 4:  # those of the layers are written down, the head's are next
+            raise KeyboardInterrupt
+        return 1000
+
+    with monkeypatch.context() as patch:
+        step = pair.ours.begin([Piece("nobody", [1], 0, _table(pair, 1))])
+        assert pair.compiled.can(pair.ours, step)
+        patch.setattr(compiled_step.fused, "tickets", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pair.compiled(pair.ours, step)
+    assert (pair.compiled.kernels[:, TICKETS] != right).any()
+    pair.run([(0, [3, 4], "last")])
+    assert (pair.compiled.kernels[:, TICKETS] == right).all()
 
 
 def _table(pair, tokens):

@@ -12,7 +12,9 @@ import pytest
 import minikv
 from minikv.cli import bench as command
 from minikv.compiled import threads
+from minikv.engine.engine import Engine
 from minikv.engine.metrics import percentile
+from minikv.engine.runner import TorchRunner
 from minikv.errors import RequestError
 from minikv.lab import agentic, anatomy, bench, bookkeeping, kernel_clock, scaling, start_up
 from minikv.lab.bench import BenchWorkload, Recorder, Run, Step, limit_seconds
@@ -20,6 +22,7 @@ from minikv.lab.ceilings import Ceilings, best_seconds
 from minikv.lab.ceilings import measure as measure_ceilings
 from minikv.lab.peers.environments import Kind, PeerError
 from minikv.lab.workload import Workload
+from minikv.model.sampling import Sampling
 from minikv.shape.model_shape import ModelShape, preset
 from minikv.shape.roofline import step_cost
 
@@ -161,6 +164,21 @@ def test_the_parts_of_a_step_are_all_there(model, monkeypatch, compiled: bool) -
     row = anatomy.kernel_bandwidth(SHAPE, sequences=2, context=20, repeats=1)
     assert row["paged_gb_s"] > 0
     assert row["contiguous_gb_s"] > 0
+
+
+def test_the_parts_of_a_step_add_up_to_it(model, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Whatever the clocks between the kernels say, of every one of them, what is left over is the rest."""
+
+    def five_seconds_each(run, tell):  # type: ignore[no-untyped-def]
+        return lambda *arguments: (run(*arguments), tell([5.0] * (5 * SHAPE.layers + 3)))
+
+    monkeypatch.setattr(anatomy, "clocked", five_seconds_each)
+    runner = TorchRunner(model, 20, 16)
+    engine = Engine(runner=runner)
+    engine.add("one", [1, 2, 3], Sampling(max_new_tokens=2))
+    seconds = anatomy.Clock(engine, runner).step()
+    assert seconds["head product"] == 5
+    assert 0 < sum(seconds.values()) < 4
 
 
 def test_a_clock_between_kernels_changes_no_result(model) -> None:  # type: ignore[no-untyped-def]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import minikv
 from minikv.errors import RequestError
-from minikv.model.sampling import Draw, Sampling, choose, uniform
+from minikv.model.sampling import Draw, Sampling, best_of, choose, uniform
 
 INF = math.inf
 
@@ -251,3 +251,20 @@ def test_senseless_sampling_is_refused_when_a_request_is_added_and_nothing_else_
         engine.step()
         engine.check_integrity()
     assert engine.stats().generated_tokens == 2
+
+
+def test_a_greedy_draw_does_not_see_that_its_neighbour_samples() -> None:
+    """To the last bit, also where what is known of the best tokens was rounded otherwise."""
+    logits = 100 * torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
+    best = best_of(logits)
+    best = best._replace(logprobs=best.logprobs + 1e-3)
+    greedy, sampled = Sampling(), Sampling(temperature=1.0)
+    _, alone = choose(logits, [Draw(row, greedy, 0, 0, 0) for row in range(3)], best)
+    _, beside = choose(logits, [Draw(row, sampled if row == 1 else greedy, 0, 0, 0) for row in range(3)], best)
+    assert alone == best.logprobs.tolist()
+    assert (beside[0], beside[2]) == (alone[0], alone[2])
+    assert beside[1] < 0
+
+
+def test_no_draws_are_no_tokens() -> None:
+    assert choose(torch.randn(2, 5), []) == ([], [])

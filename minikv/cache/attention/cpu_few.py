@@ -49,7 +49,7 @@ def _scores(sums, tokens, queries, r, block, t, ahead, scores, at):
     n = lanes_of(sums)
     for i in range(0, block.shape[1], n):
         if r == 0:
-            for part in range(0, tokens, 2):  # two vectors are a cache line
+            for part in range(0, tokens, 2):  # two vectors are a cache line, or less
                 prefetch_at(ahead, t, tokens * i + part * n)
         sums = add_rows_by_rows(sums, queries, r, block, t, i)
     store_totals(scores, r, at + t, sums)

@@ -35,7 +35,7 @@ def add_values(zero, weights, across, along, values, table, start, end, sums, ro
 
 @njit(**FORCED)
 def _add_values(like, weights, across, along, values, table, start, end, sums, r, d):
-    """For as many rows and places of head_dim as a tile like ``like`` has."""
+    """For as many rows and places of head_dim as a tile like ``like`` has; each asks for as much of the next block."""
     block_size, n = values.shape[1], lanes_of(like)
     tile = tile_at(like, sums, r, d)
     for position in range(start, end, block_size):
