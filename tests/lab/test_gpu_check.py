@@ -142,11 +142,11 @@ def test_parity_sees_a_kernel_that_is_wrong(wrong: str, monkeypatch: pytest.Monk
 
 
 def test_parity_sees_an_engine_whose_tokens_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    from minikv.model import sampling
+    from minikv.engine import runner
 
-    choose = sampling.choose
+    choose = runner.choose
     monkeypatch.setattr(
-        sampling, "choose", lambda logits, draws, *pick: ([(token + 1) % 64 for token in choose(logits, draws)[0]], [0.0] * len(draws))
+        runner, "choose", lambda logits, draws, best: ([(token + 1) % 64 for token in choose(logits, draws)[0]], [0.0] * len(draws))
     )
     assert not gpu_check.engine_parity(gpu_check.make_bench("cuda" if torch.cuda.is_available() else "cpu", True, 0.0))["passed"]
 
