@@ -84,11 +84,11 @@ def products(zero, x, rows, weight, first, last, out, column):
     if short and rows <= FEW:
         _row_by_row(zero, x, rows, weight, first, last, out, column)
     else:
-        products_in_tiles(zero, x, rows, weight, first, last, out, column, 4 if short else 0)
+        _in_tiles(zero, x, rows, weight, first, last, out, column, 4 if short else 0)
 
 
 @njit(**INLINE)
-def products_in_tiles(zero, x, rows, weight, first, last, out, column, ahead):
+def _in_tiles(zero, x, rows, weight, first, last, out, column, ahead):
     """As ``products``, in tiles of 3 rows x 4 outputs, the last ones smaller.
 
     The rows of the matrix that are asked for are ``ahead`` of those that are read (0: the same).

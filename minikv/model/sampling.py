@@ -153,7 +153,7 @@ def _sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """
     import torch
 
-    def column(values: Iterable[float], dtype: torch.dtype | None = torch.float64) -> Tensor:  # [draws, 1]
+    def column(values: Iterable[float], dtype: torch.dtype = torch.float64) -> Tensor:  # [draws, 1]
         return _on_device(list(values), logits, dtype)[:, None]
 
     hows, vocab = [draw.sampling for draw in draws], logits.shape[-1]
@@ -162,7 +162,7 @@ def _sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     top_k = [how.top_k if 0 < how.top_k < vocab else vocab for how in hows]
     if min(top_k) < vocab:
         most = max(k for k in top_k if k < vocab)
-        rank = column((min(k, most) - 1 for k in top_k), None)
+        rank = column((min(k, most) - 1 for k in top_k), torch.int64)
         least = scaled.topk(most).values.gather(-1, rank)
         cut = column(k < vocab for k in top_k).bool()
         scaled = scaled.masked_fill((scaled < least) & cut, -math.inf)
